@@ -1,0 +1,139 @@
+"""Both primitives in plain torch, one row and one token at a time. The oracle: nothing here may be clever."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssmspec.geometry import Geometry, Mode, Window
+from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens
+from ssmspec.kernels.recurrence import Token, advance, output, record, recorded, token
+from ssmspec.kernels.rounding import round_to, uniform
+from ssmspec.kernels.wy import window as wy_window
+from ssmspec.pool import NULL_SLOT
+
+Source = tuple[int, int, int] | None  # (seed, position, layer) of stochastic rounding
+
+
+def _source(noise: Noise | None, b: int, layer: Layer) -> Source:
+    return None if noise is None else (int(noise.seed[b]), int(noise.position[b]), layer.params.index)
+
+
+def _rounded(g: Geometry, s: Tensor, source: Source, ahead: int) -> Tensor:
+    """The state as it is stored ``ahead`` tokens behind the checkpoint."""
+    draw = None
+    if source is not None:
+        draw = uniform(s.shape, source[0], source[1] + ahead, source[2])
+    return round_to(s, g.state_dtype, draw)
+
+
+def _store(g: Geometry, layer: Layer, row: int, s: Tensor, source: Source, ahead: int) -> None:
+    """Both copies are cast from the same unrounded state."""
+    layer.state[row] = _rounded(g, s, source, ahead)
+    if layer.read is not None and g.read_dtype is not None:
+        layer.read[row] = round_to(s, g.read_dtype)
+
+
+@dataclass(frozen=True)
+class Past:
+    """Committed records in front of a window, oldest first."""
+
+    tokens: list[Token]
+    ends: list[bool]  # the token ended an accepted step: native rounded behind it
+
+    @classmethod
+    def of(cls, g: Geometry, layer: Layer, slot: int, base: int, count: int, mask: int) -> "Past":
+        positions = [(base + j) % layer.capacity for j in range(count)]
+        tokens = [recorded(g, layer, slot, p) for p in positions]
+        return cls(tokens, [bool(mask >> p & 1) for p in positions])
+
+
+def _replay(
+    g: Geometry, s: Tensor, past: Past, source: Source, start: int = 0, stop: int | None = None
+) -> Tensor:
+    """Apply tokens ``start``..``stop``. The state behind the last one is left unrounded, for _store or the window."""
+    for j in range(start, len(past.tokens) if stop is None else stop):
+        if j and past.ends[j - 1]:
+            s = _rounded(g, s, source, j).float()
+        s, _ = advance(s, past.tokens[j])
+    return s
+
+
+def _exact_window(
+    g: Geometry, s: Tensor, past: Past, tokens: Sequence[Token], source: Source
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Outputs, applied c and state of each token, one after another."""
+    s = _replay(g, s, past, source)
+    if past.ends and past.ends[-1]:
+        s = _rounded(g, s, source, len(past.ends)).float()
+    outs, cs, states = [], [], []
+    for t in tokens:
+        s, c = advance(s, t)
+        outs.append(output(s, t))
+        cs.append(c)
+        states.append(s)
+    return outs, cs, states
+
+
+def make(g: Geometry, w: Window) -> Kernels:
+    def verify(
+        layer: Layer,
+        x: Tokens,
+        rows: Tensor,
+        lens: Tensor,
+        *,
+        history: History | None = None,
+        snapshots: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        out = torch.zeros_like(x.v, memory_format=torch.contiguous_format)
+        for b, (slot, n) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
+            if slot <= NULL_SLOT or n <= 0:
+                continue
+            source = _source(noise, b, layer)
+            base, past = 0, Past([], [])
+            if history is not None:
+                base, count = int(history.base[slot]), int(history.count[slot])
+                mask = 0 if history.ends is None else int(history.ends[slot])
+                past = Past.of(g, layer, slot, base, count, mask)
+                base += count
+                if count and count + n > history.limit:
+                    s = _replay(g, layer.state[slot].float(), past, source)
+                    _store(g, layer, slot, s, source, count)
+                    past = Past([], [])
+            reads = layer.read if layer.read is not None and snapshots is None else layer.state
+            s = reads[slot].float()
+            tokens = [token(g, layer.params, x, b, t) for t in range(n)]
+            if w.mode is Mode.FAST and snapshots is None:
+                outs, cs = wy_window(s, past.tokens, tokens)
+                states: list[Tensor] = []
+            else:
+                outs, cs, states = _exact_window(g, s, past, tokens, source)
+            for t in range(n):
+                out[b, t] = outs[t].to(out.dtype)
+                if snapshots is not None and int(snapshots[b, t]) > NULL_SLOT:
+                    _store(g, layer, int(snapshots[b, t]), states[t], source, t + 1)
+                if layer.records and snapshots is None:
+                    record(g, layer, x, b, t, cs[t], slot, (base + t) % layer.capacity)
+        return out
+
+    def fold(layers: Sequence[Layer], plan: Plan) -> None:
+        for b, slot in enumerate(plan.src.tolist()):
+            dst, mark_dst = int(plan.dst[b]), int(plan.mark_dst[b])
+            if slot <= NULL_SLOT or (dst <= NULL_SLOT and mark_dst <= NULL_SLOT):
+                continue
+            base, count, mark = int(plan.base[b]), int(plan.count[b]), int(plan.mark[b])
+            mask = 0 if plan.ends is None else int(plan.ends[b])
+            stores = sorted(((mark, mark_dst), (count, dst)))
+            for layer in layers:
+                source, done = _source(plan.noise, b, layer), 0
+                past = Past.of(g, layer, slot, base, max(count, mark), mask)
+                s = layer.state[slot].float()
+                for n, to in stores:
+                    if to > NULL_SLOT:
+                        s = _replay(g, s, past, source, done, n)
+                        _store(g, layer, to, s, source, n)
+                        done = n
+
+    return Kernels(verify, fold)

@@ -1,0 +1,57 @@
+"""The tensors behind slots. Slot 0 is the null slot: it is never allocated, and never read for a live row."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssmspec.geometry import DType
+from ssmspec.layout import Layout
+
+NULL_SLOT = 0  # a negative slot means the same
+
+
+def storage(dtype: DType) -> torch.dtype:
+    """The torch dtype that holds values of ``dtype``; NVFP4 is emulated by fp32 values on its grid."""
+    found = torch.float32 if dtype is DType.NVFP4 else getattr(torch, dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _raw(t: Tensor) -> Tensor:
+    """fp8 has no indexing kernels, its bytes have."""
+    return t.view(torch.uint8) if t.dtype is torch.float8_e4m3fn else t
+
+
+@dataclass(frozen=True)
+class StatePool:
+    layout: Layout
+    tensors: dict[str, Tensor]  # [layers, slots, *shape]; shared fields [slots, *shape]
+
+    @classmethod
+    def allocate(cls, layout: Layout, num_layers: int, num_slots: int, device: str = "cpu") -> "StatePool":
+        tensors = {}
+        for f in layout:
+            lead = (num_slots,) if f.shared else (num_layers, num_slots)
+            tensors[f.name] = torch.zeros(*lead, *f.shape, dtype=storage(f.dtype), device=device)
+        return cls(layout, tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    @property
+    def num_slots(self) -> int:
+        return next(self.tensors[f.name].shape[0 if f.shared else 1] for f in self.layout)
+
+    def copy(self, src: Tensor, dst: Tensor) -> None:
+        """Copy everything durable, cursors included: a moved slot needs no settling. ``dst`` repeats only null."""
+        for f in self.layout:
+            if f.durable:
+                t = _raw(self.tensors[f.name])
+                if f.shared:
+                    t[dst] = t[src]
+                else:
+                    t[:, dst] = t[:, src]

@@ -1,0 +1,111 @@
+"""One speculative step: static device buffers, refreshed in place. A batch row never outlives its step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ssmspec.pool import NULL_SLOT
+
+
+class StepError(RuntimeError):
+    """A step was used against its contract: closed twice, or with counts that cannot be."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a step decided, taken from it once. Rows with nothing to do sit on NULL_SLOT with zero lengths."""
+
+    slots: Tensor  # [B]
+    lens: Tensor  # [B]
+    accepted: Tensor  # [B] 0..lens, bonus token included; 0 drops the window
+    next_slots: Tensor  # [B] == slots for a dropped window
+    mark: Tensor  # [B] tokens before the boundary; 0 where the accepted tokens do not reach it
+    mark_slots: Tensor  # [B] NULL_SLOT where mark is 0
+    force_flush: Tensor  # [B] bool
+
+    @property
+    def moved(self) -> Tensor:
+        return self.next_slots != self.slots
+
+    @property
+    def settles(self) -> Tensor:
+        """Rows whose accepted state must be in the checkpoint: those that move, end on a boundary, or are told to."""
+        ends_on_boundary = (self.mark > 0) & (self.mark_slots == self.next_slots)
+        return self.moved | ends_on_boundary | self.force_flush
+
+
+@dataclass(frozen=True)
+class Step:
+    """Device buffers of one step; ``stage`` refreshes them in place, so a captured graph may hold them."""
+
+    slots: Tensor  # [B] int64, where the state lives; NULL_SLOT (or negative) on padding rows
+    lens: Tensor  # [B] int64, window length; 0 on padding rows
+    accepted: Tensor  # [B] int64, written before close(): 0..lens, bonus included; clamped on the device
+    next_slots: Tensor  # [B] int64, where the state lives afterwards; == slots unless an align block was left
+    mark: Tensor  # [B] int64, tokens of this window before the align boundary; 0 = none in reach
+    mark_slots: Tensor  # [B] int64, where the boundary state goes
+    force_flush: Tensor  # [B] bool, the checkpoint must be exact in place when accept returns
+    max_len: int  # T, fixed per captured graph
+
+    @classmethod
+    def empty(cls, batch: int, max_len: int, device: str = "cpu") -> "Step":
+        ints = [torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(6)]
+        flags = torch.zeros(batch, dtype=torch.bool, device=device)
+        slots, lens, accepted, next_slots, mark, mark_slots = ints
+        return cls(slots, lens, accepted, next_slots, mark, mark_slots, flags, max_len)
+
+    @classmethod
+    def of(cls, slots: Sequence[int], lens: Sequence[int], max_len: int, **rest: Sequence[int]) -> "Step":
+        """A step from host numbers; see ``stage`` for the names in ``rest``."""
+        step = cls.empty(len(slots), max_len)
+        step.stage(slots, lens, **rest)
+        return step
+
+    def stage(self, slots: Sequence[int], lens: Sequence[int], **rest: Sequence[int]) -> None:
+        """Refresh every buffer in place; fewer rows than the buffers hold are padded with null rows.
+
+        ``rest`` may name accepted, next_slots (default: slots), mark, mark_slots and force_flush.
+        """
+        rest = {"slots": slots, "lens": lens, "next_slots": slots, **rest}
+        for f in fields(self):
+            buffer = getattr(self, f.name)
+            if isinstance(buffer, Tensor):
+                buffer.zero_()
+                values = torch.as_tensor(rest.get(f.name, ()), dtype=buffer.dtype)
+                buffer[: len(values)].copy_(values)
+
+    def close(self, *, debug: bool = False) -> Commit:
+        """Take the decision out of the step and leave it empty, so that a second close changes nothing.
+
+        In debug mode (which reads the device) a second close and an out-of-range count raise StepError.
+        """
+        if debug:
+            self._check()
+        live = (self.lens > 0) & (self.slots > NULL_SLOT)
+        lens = torch.where(live, self.lens, 0)
+        accepted = torch.minimum(self.accepted.clamp(min=0), lens)
+        slots = torch.where(live, self.slots, NULL_SLOT)
+        crossed = (self.mark > 0) & (self.mark <= accepted)
+        commit = Commit(
+            slots,
+            lens,
+            accepted,
+            torch.where(accepted > 0, self.next_slots, slots),
+            torch.where(crossed, self.mark, 0),
+            torch.where(crossed, self.mark_slots, NULL_SLOT),
+            self.force_flush & live,
+        )
+        self.lens.zero_()
+        return commit
+
+    def _check(self) -> None:
+        if not bool((self.lens > 0).any()) and bool((self.slots > NULL_SLOT).any()):
+            raise StepError("this step is closed already: a window is accepted once")
+        bad = (self.accepted < 0) | (self.accepted > self.lens)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            raise StepError(
+                f"accepted={int(self.accepted[row])} in row {row} is outside 0..{int(self.lens[row])}"
+            )
