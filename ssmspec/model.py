@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ssmspec.geometry import DType, Geometry
+from ssmspec.geometry import Conv, DType, Geometry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,8 @@ class Model:
     attention: Attention
     num_layers: int  # of all kinds
     hidden_size: int
+    ple: Conv | None = None  # Qwen4Exp's dilated conv of the n-gram embeddings; whole on every rank
+    num_ple_layers: int = 0
     max_context: int | None = None
     weights_gib: float | None = None  # of a published checkpoint in its dtype; None: unknown
     source: str = ""
