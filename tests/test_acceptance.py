@@ -118,7 +118,7 @@ def test_a_trace_that_is_no_text_or_too_large_or_absent_is_refused(tmp_path: Pat
     [
         ("1.5", 3, ["acceptance rate=1.5", "0..1", "nearest legal value is 1"]),
         ("-0.1", 3, ["acceptance rate=-0.1", "nearest legal value is 0"]),
-        ("nan", 3, ["acceptance rate=nan"]),
+        ("nan", 3, ["acceptance rate=nan", "not a number"]),
         ("inf", 3, ["acceptance rate=inf", "nearest legal value is 1"]),
         ("2", 0, ["acceptance rate=2"]),
         ("0.9,0.8", 3, ["2 positions", "3 drafts"]),
