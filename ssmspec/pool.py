@@ -18,7 +18,7 @@ def storage(dtype: DType) -> torch.dtype:
     return found
 
 
-def _raw(t: Tensor) -> Tensor:
+def indexable(t: Tensor) -> Tensor:
     """fp8 has no indexing kernels, its bytes have."""
     return t.view(torch.uint8) if t.dtype is torch.float8_e4m3fn else t
 
@@ -50,8 +50,18 @@ class StatePool:
         """Copy everything durable, cursors included: a moved slot needs no settling. ``dst`` repeats only null."""
         for f in self.layout:
             if f.durable:
-                t = _raw(self.tensors[f.name])
+                t = indexable(self.tensors[f.name])
                 if f.shared:
                     t[dst] = t[src]
                 else:
                     t[:, dst] = t[:, src]
+
+    def poison(self, byte: int, slots: Tensor | None = None) -> None:
+        """Fill slots (all of them without ``slots``) with a byte: whatever reads them without cause shows."""
+        for f in self.layout:
+            raw = self.tensors[f.name].view(torch.uint8) if f.shape else self.tensors[f.name]
+            value = byte if f.shape else int.from_bytes(bytes([byte]) * raw.element_size(), signed=True)
+            if slots is None:
+                raw.fill_(value)
+            else:
+                raw[slots if f.shared else (slice(None), slots)] = value

@@ -10,7 +10,7 @@ from torch import Tensor
 from ssmspec import layout
 from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels.base import Kernels, Layer, LayerParams, Noise, Plan, Tokens
-from ssmspec.pool import NULL_SLOT, StatePool
+from ssmspec.pool import NULL_SLOT, StatePool, indexable
 from ssmspec.step import Commit, Step
 
 
@@ -57,6 +57,15 @@ class Policy(ABC):
     def checkpoint(self, layer: int) -> Tensor:
         """[slots, HV, V, K] view that prefill, prefix hits and offload read and write; only of settled slots."""
         return self.pool["state"][layer]
+
+    def start(self, slots: Tensor, seeds: Tensor) -> None:
+        """Slots of requests without a past: a zero state, whatever the slots held before."""
+        for layer in self.layers:
+            self.checkpoint(layer.params.index)[slots] = 0
+            if layer.read is not None:
+                indexable(layer.read)[slots] = 0
+        self.reset(slots)
+        self.identify(slots, seeds, torch.zeros_like(slots))
 
     def prefill(self, layer: int, slots: Tensor, lens: Tensor, x: Tokens) -> Tensor:
         """Run a prompt chunk [B, N, ...] from the checkpoints of settled slots and store where it ends -> [B, N, HV, V].

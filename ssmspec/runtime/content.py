@@ -1,0 +1,74 @@
+"""Made-up layers: constants, and inputs that depend on a token's identity alone, so that a shared prefix is shared."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ssmspec.geometry import Arch, Geometry
+from ssmspec.kernels.base import LayerParams
+from ssmspec.pool import storage
+
+
+def _generator(*words: int) -> torch.Generator:
+    seed = 0
+    for w in words:
+        seed = (seed * 6364136223846793005 + w + 1442695040888963407) % 2**63
+    return torch.Generator().manual_seed(seed)
+
+
+def layer_params(g: Geometry, seed: int) -> list[LayerParams]:
+    """Gates as trained models start: dt log-uniform in 1e-3..1e-1, A uniform in 1..16 (Mamba2, Dao and Gu 2024)."""
+    hv, found = g.num_v_heads, []
+    for index in range(g.num_layers):
+        gen = _generator(seed, index)
+        shape = (hv, g.head_k) if g.arch is Arch.KDA else (hv,)
+        dt = torch.exp(torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=gen))
+        found.append(
+            LayerParams(
+                index=index,
+                A_log=torch.empty(hv).uniform_(1, 16, generator=gen).log(),
+                dt_bias=dt + torch.log(-torch.expm1(-dt)),  # softplus(dt_bias) = dt
+                D=torch.randn(hv, generator=gen) if g.arch is Arch.MAMBA2 else None,
+            )
+        )
+    return found
+
+
+class Content:
+    """Layer inputs by token id."""
+
+    def __init__(self, g: Geometry, seed: int) -> None:
+        self.g, self.seed = g, seed
+        hv = g.num_v_heads
+        self.conv_weight = torch.randn(
+            g.num_layers, g.conv.channels, g.conv.width, generator=_generator(seed, -1)
+        )
+        self._gates = hv * g.head_k if g.arch is Arch.KDA else hv
+        self._of = lru_cache(maxsize=4096)(self._make)
+
+    def _make(self, token: int) -> Tensor:
+        width = self.g.conv.channels + self._gates + self.g.num_v_heads
+        x = torch.randn(self.g.num_layers, width, generator=_generator(self.seed, token))
+        return x.to(storage(self.g.act_dtype))
+
+    def inputs(
+        self, layer: int, rows: Sequence[Sequence[int]], width: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Token ids per row -> conv input [B, width, D], a and b; what lies behind a row's tokens is NaN."""
+        g, d, gates = self.g, self.g.conv.channels, self._gates
+        x = torch.full((len(rows), width, d + gates + g.num_v_heads), math.nan, dtype=storage(g.act_dtype))
+        for b, row in enumerate(rows):
+            for t, token in enumerate(row):
+                x[b, t] = self._of(token)[layer]
+        a = x[..., d : d + gates]
+        if g.arch is Arch.KDA:
+            a = a.reshape(len(rows), width, g.num_v_heads, g.head_k)
+        return x[..., :d], a, None if g.arch is Arch.MAMBA2 else x[..., d + gates :]
+
+
+def token_id(*words: int) -> int:
+    """A token identity from whatever makes it that token."""
+    return int(torch.randint(2**62, (1,), generator=_generator(*words)))
