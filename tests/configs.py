@@ -14,8 +14,8 @@ CONFIGS = Path(__file__).parent / "data" / "configs"
 PUBLISHED = sorted(CONFIGS.glob("*.json"))
 BY_NAME = {path.stem: json.loads(path.read_text()) for path in PUBLISHED}
 
-# Published config.json of ibm-granite/granite-4.0-h-small, ibm-ai-platform/Bamba-9B, tiiuae/Falcon-H1-0.5B-Base,
-# moonshotai/Kimi-K3 and Qwen/Qwen3.8-Flash-Next, the keys that are read.
+# In the spelling and near the sizes of granite-4.0-h-small, Bamba-9B, Falcon-H1-0.5B, Kimi-K3 and Qwen3.8-Flash-Next;
+# written for these tests, not copied whole from the published files.
 GRANITE: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "model_type": "granitemoehybrid",
@@ -84,6 +84,8 @@ FLASH_NEXT: dict[str, Any] = {
         "model_type": "qwen4_exp_text",
         "hidden_size": 2560,
         "num_hidden_layers": 48,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
         "layer_types": [*["linear_attention"] * 3, "qwen_sparse_attention"] * 12,
         "linear_num_value_heads": 48,
         "hc_count": 4,
