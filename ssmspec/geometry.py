@@ -22,6 +22,7 @@ class Mode(StrEnum):
 
 
 class DType(StrEnum):
+    FP64 = "float64"  # the oracle's
     FP32 = "float32"
     BF16 = "bfloat16"
     FP16 = "float16"
@@ -38,6 +39,7 @@ class DType(StrEnum):
 
 
 _ITEMSIZE = {
+    DType.FP64: 8,
     DType.FP32: 4,
     DType.BF16: 2,
     DType.FP16: 2,
@@ -45,7 +47,7 @@ _ITEMSIZE = {
     DType.INT32: 4,
     DType.INT64: 8,
 }
-STATE_DTYPES = (DType.FP32, DType.BF16, DType.FP16, DType.NVFP4)
+STATE_DTYPES = (DType.FP32, DType.BF16, DType.FP16, DType.NVFP4, DType.FP64)
 RECORD_DTYPES = (DType.FP32, DType.BF16, DType.FP16)
 READ_DTYPES = (DType.FP16, DType.BF16, DType.FP8, DType.NVFP4)
 ACT_DTYPES = (DType.BF16, DType.FP16, DType.FP32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssmspec.geometry import Geometry, Mode, Window
+from ssmspec.geometry import DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens
 from ssmspec.kernels.recurrence import Token, advance, output, record, recorded, token
 from ssmspec.kernels.rounding import round_to, uniform
@@ -14,6 +14,11 @@ from ssmspec.kernels.wy import window as wy_window
 from ssmspec.pool import NULL_SLOT
 
 Source = tuple[int, int, int] | None  # (seed, position, layer) of stochastic rounding
+
+
+def _compute(g: Geometry) -> torch.dtype:
+    """fp32 is carried between roundings; native with a float64 state is the oracle of both."""
+    return torch.float64 if g.state_dtype is DType.FP64 else torch.float32
 
 
 def _source(noise: Noise | None, b: int, layer: Layer) -> Source:
@@ -55,7 +60,7 @@ def _replay(
     """Apply tokens ``start``..``stop``. The state behind the last one is left unrounded, for _store or the window."""
     for j in range(start, len(past.tokens) if stop is None else stop):
         if j and past.ends[j - 1]:
-            s = _rounded(g, s, source, j).float()
+            s = _rounded(g, s, source, j).to(s.dtype)
         s, _ = advance(s, past.tokens[j])
     return s
 
@@ -66,7 +71,7 @@ def _exact_window(
     """Outputs, applied c and state of each token, one after another."""
     s = _replay(g, s, past, source)
     if past.ends and past.ends[-1]:
-        s = _rounded(g, s, source, len(past.ends)).float()
+        s = _rounded(g, s, source, len(past.ends)).to(s.dtype)
     outs, cs, states = [], [], []
     for t in tokens:
         s, c = advance(s, t)
@@ -74,6 +79,22 @@ def _exact_window(
         cs.append(c)
         states.append(s)
     return outs, cs, states
+
+
+def _in_front(
+    g: Geometry, layer: Layer, slot: int, n: int, history: History | None, source: Source
+) -> tuple[int, Past]:
+    """Ring position of the window's first record, and what to replay before it; a due flush is carried out."""
+    if history is None:
+        return 0, Past([], [])
+    base, count = int(history.base[slot]), int(history.count[slot])
+    mask = 0 if history.ends is None else int(history.ends[slot])
+    past = Past.of(g, layer, slot, base, count, mask)
+    if count and count + n > history.limit:
+        s = _replay(g, layer.state[slot].to(_compute(g)), past, source)
+        _store(g, layer, slot, s, source, count)
+        past = Past([], [])
+    return base + count, past
 
 
 def make(g: Geometry, w: Window) -> Kernels:
@@ -87,24 +108,15 @@ def make(g: Geometry, w: Window) -> Kernels:
         snapshots: Tensor | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        out = torch.zeros_like(x.v, memory_format=torch.contiguous_format)
+        out = torch.zeros(x.v.shape, dtype=torch.float64 if g.state_dtype is DType.FP64 else x.v.dtype)
         for b, (slot, n) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
             if slot <= NULL_SLOT or n <= 0:
                 continue
             source = _source(noise, b, layer)
-            base, past = 0, Past([], [])
-            if history is not None:
-                base, count = int(history.base[slot]), int(history.count[slot])
-                mask = 0 if history.ends is None else int(history.ends[slot])
-                past = Past.of(g, layer, slot, base, count, mask)
-                base += count
-                if count and count + n > history.limit:
-                    s = _replay(g, layer.state[slot].float(), past, source)
-                    _store(g, layer, slot, s, source, count)
-                    past = Past([], [])
+            base, past = _in_front(g, layer, slot, n, history, source)
             reads = layer.read if layer.read is not None and snapshots is None else layer.state
-            s = reads[slot].float()
-            tokens = [token(g, layer.params, x, b, t) for t in range(n)]
+            s = reads[slot].to(_compute(g))
+            tokens = [token(g, layer.params, x, b, t, _compute(g)) for t in range(n)]
             if w.mode is Mode.FAST and snapshots is None:
                 outs, cs = wy_window(s, past.tokens, tokens)
                 states: list[Tensor] = []
@@ -125,12 +137,11 @@ def make(g: Geometry, w: Window) -> Kernels:
                 continue
             base, count, mark = int(plan.base[b]), int(plan.count[b]), int(plan.mark[b])
             mask = 0 if plan.ends is None else int(plan.ends[b])
-            stores = sorted(((mark, mark_dst), (count, dst)))
             for layer in layers:
                 source, done = _source(plan.noise, b, layer), 0
                 past = Past.of(g, layer, slot, base, max(count, mark), mask)
-                s = layer.state[slot].float()
-                for n, to in stores:
+                s = layer.state[slot].to(_compute(g))
+                for n, to in sorted(((mark, mark_dst), (count, dst))):
                     if to > NULL_SLOT:
                         s = _replay(g, s, past, source, done, n)
                         _store(g, layer, to, s, source, n)
