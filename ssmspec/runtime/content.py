@@ -30,7 +30,7 @@ def layer_params(g: Geometry, seed: int) -> list[LayerParams]:
             LayerParams(
                 index=index,
                 A_log=torch.empty(hv).uniform_(1, 16, generator=gen).log(),
-                dt_bias=dt + torch.log(-torch.expm1(-dt)),  # softplus(dt_bias) = dt
+                dt_bias=dt + torch.log(-torch.expm1(-dt)) if g.dt_softplus else dt,  # softplus(dt_bias) = dt
                 D=torch.randn(hv, generator=gen) if g.arch is Arch.MAMBA2 else None,
             )
         )
@@ -52,6 +52,8 @@ class Content:
     def _make(self, token: int) -> Tensor:
         width = self.g.conv.channels + self._gates + self.g.num_v_heads
         x = torch.randn(self.g.num_layers, width, generator=_generator(self.seed, token))
+        if not self.g.dt_softplus:  # a time step that nothing makes positive has to be
+            x[:, self.g.conv.channels :] = x[:, self.g.conv.channels :].abs() / 10
         return x.to(storage(self.g.act_dtype))
 
     def inputs(

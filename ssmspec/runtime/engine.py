@@ -97,7 +97,7 @@ class Engine:
     def _prefill(self, e: events.Prefill) -> None:
         rows = [self._request(name) for name in e.chunks]
         for r in rows:
-            r.need("prefill", Phase.PREFILLING)
+            r.need("prefill", Phase.PREFILLING, Phase.DECODING)  # a computed prompt has nothing left
         for r in rows:
             end = min(len(r.tokens) + e.chunks[r.name], len(r.prompt))
             while len(r.tokens) < end:

@@ -39,7 +39,7 @@ class Request:
             Phase.VERIFYING: "its window is still open: accept it, or drop it with 0 accepted tokens",
             Phase.LOST: "native has overwritten the start state of its dropped window: preempt and resume it",
             Phase.PREFILLING: "its prompt is not computed yet",
-            Phase.DECODING: "no window of it is open: each window is accepted once",
+            Phase.DECODING: "its prompt is computed and no window of it is open",
             Phase.PREEMPTED: "it has no slot: resume it",
             Phase.OFFLOADED: "its state is on the host: restore it",
             Phase.GONE: "it was aborted",
