@@ -2,12 +2,14 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from ssmspec.checked import show
 from ssmspec.geometry import Geometry, Window
 from ssmspec.layout import Field
 from ssmspec.pool import StatePool, storage
@@ -23,7 +25,7 @@ class ExportError(ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Header:
     policy: str
-    geometry: dict[str, object]
+    geometry: dict[str, object]  # the recurrence and its dtypes among it
     window: dict[str, object]
     tokens: int  # accepted tokens the state covers
     settled: bool  # nothing is pending behind the checkpoint
@@ -44,60 +46,77 @@ def _durable(pool: StatePool) -> list[Field]:
     return [f for f in pool.layout if f.durable]
 
 
+def _of_slot(pool: StatePool, f: Field, slot: int) -> Tensor:
+    """A view: [layers, *shape], or [*shape] of a shared field."""
+    return pool[f.name][slot] if f.shared else pool[f.name][:, slot]
+
+
 def take(pool: StatePool, slot: int, header: Header) -> Exported:
     """Copy every durable field of a slot to the host."""
-    tensors = {}
-    for f in _durable(pool):
-        t = pool[f.name]
-        tensors[f.name] = (t[slot] if f.shared else t[:, slot]).to("cpu", copy=True)
+    tensors = {f.name: _of_slot(pool, f, slot).to("cpu", copy=True) for f in _durable(pool)}
     return Exported(header=header, tensors=tensors)
 
 
 def put(pool: StatePool, slot: int, exported: Exported, wanted: Header) -> None:
     """Copy an exported state into a slot. Raises ExportError before anything is written."""
     check(exported, pool, wanted)
-    for name, t in exported.tensors.items():
-        target = pool[name]
-        (target[slot] if target.dim() == t.dim() + 1 and _shared(pool, name) else target[:, slot]).copy_(t)
-
-
-def _shared(pool: StatePool, name: str) -> bool:
-    return any(f.name == name and f.shared for f in pool.layout)
+    for f in _durable(pool):
+        _of_slot(pool, f, slot).copy_(exported.tensors[f.name])
 
 
 def check(exported: Exported, pool: StatePool, wanted: Header) -> None:
-    """Whether the state fits: the same policy, recurrence, geometry, window and token count, field by field."""
-    found_values, wanted_values = _flat(asdict(exported.header)), _flat(asdict(wanted))
-    for key in wanted_values.keys() | found_values.keys():
-        found, want = found_values.get(key), wanted_values.get(key)
-        if key != "settled" and found != want:
-            raise ExportError(f"exported state: {key}={found!r}, wanted {want!r}")
-    fields = {f.name: f for f in _durable(pool)}
-    if fields.keys() != exported.tensors.keys():
-        odd = sorted(fields.keys() ^ exported.tensors.keys())
-        raise ExportError(f"exported state: fields {', '.join(odd)} are missing or not wanted")
-    for name, f in fields.items():
-        t, layers = exported.tensors[name], pool[name].shape[0]
-        shape = f.shape if f.shared else (layers, *f.shape)
-        if tuple(t.shape) != shape or t.dtype is not storage(f.dtype):
+    """Whether the state fits: the same policy, recurrence, geometry, window and token count, field by field.
+
+    Its cursors must lie within the ring, since a kernel follows them. Raises ExportError.
+    """
+    found = vars(exported.header)
+    _same(found, asdict(wanted) | {"settled": found["settled"]})
+    durable = {f.name: f for f in _durable(pool)}
+    if durable.keys() != exported.tensors.keys():
+        odd = ", ".join(sorted(durable.keys() ^ exported.tensors.keys()))
+        raise ExportError(f"exported state: fields {odd:.200} are missing or not wanted")
+    for name, f in durable.items():
+        t, slot = exported.tensors[name], _of_slot(pool, f, 0)
+        if t.shape != slot.shape or t.dtype is not storage(f.dtype):
             raise ExportError(
-                f"exported state: {name} is {t.dtype} {list(t.shape)}, wanted {f.dtype} {list(shape)}"
+                f"exported state: {name} is {t.dtype} {list(t.shape)}, wanted {f.dtype} {list(slot.shape)}"
             )
+    for name, most in _cursor_limits(durable, wanted, settled=exported.header.settled).items():
+        value = int(exported.tensors[name])
+        if not 0 <= value <= most:
+            raise ExportError(f"exported state: {name}={value} is outside 0..{most}")
 
 
-def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+def _cursor_limits(durable: dict[str, Field], wanted: Header, *, settled: bool) -> dict[str, int]:
+    """The largest value of each cursor that positions are computed from; none is pending in a settled state."""
+    window = wanted.window["max_len"]
+    assert isinstance(window, int)
+    limits = {"position": wanted.tokens, "winner": 0 if settled else window - 1}
+    if "count" in durable:
+        capacity = durable["rec_k"].shape[1]
+        limits |= {"base": capacity - 1, "count": 0 if settled else capacity - window}
+    return {name: most for name, most in limits.items() if name in durable}
+
+
+def _same(found: object, wanted: object, path: str = "") -> None:
+    """Raise ExportError at the first difference. Goes no deeper than ``wanted``."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in [*wanted, *(found.keys() - wanted.keys())]:
+            _same(found.get(key), wanted.get(key), f"{path}.{key:.80}" if path else key[:80])
+    elif found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
+        raise ExportError(f"exported state: {path}={_plain(found)}, wanted {_plain(wanted)}")
+
+
+def _plain(value: object) -> str:
+    """An enum's member as the text it stands for."""
+    return show(str(value) if isinstance(value, str) else value)
 
 
 def dumps(exported: Exported) -> bytes:
-    """A safetensors file whose metadata holds the header and a SHA-256 of the tensors."""
+    """A safetensors file whose metadata holds the header and a SHA-256 of header and tensors."""
     tensors = {name: t.contiguous() for name, t in exported.tensors.items()}
     header = json.dumps(asdict(exported.header), sort_keys=True)
-    metadata = {"ssmspec": header, "sha256": _digest(header, tensors)}
-    return safetensors.torch.save(tensors, metadata)
+    return safetensors.torch.save(tensors, {"ssmspec": header, "sha256": _digest(header, tensors)})
 
 
 def loads(data: bytes) -> Exported:
@@ -108,22 +127,31 @@ def loads(data: bytes) -> Exported:
     try:
         metadata = json.loads(data[8 : 8 + size])["__metadata__"]
         raw, digest = metadata["ssmspec"], metadata["sha256"]
-        header = Header(**json.loads(raw))
+        header = _header(json.loads(raw))
         tensors = safetensors.torch.load(data)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        safetensors.SafetensorError,
-    ) as e:
-        raise ExportError(f"exported state: not one of ours: {e}") from None
-    if _digest(raw, tensors) != digest:
+        intact = _digest(raw, tensors) == digest
+    except ExportError:
+        raise
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as e:
+        raise ExportError(f"exported state: not one of ours: {type(e).__name__} {e!s:.200}") from None
+    if not intact:
         raise ExportError("exported state: checksum does not match, the file is damaged")
-    if header.schema != SCHEMA:
-        raise ExportError(f"exported state: schema={header.schema}, wanted {SCHEMA}")
     return Exported(header=header, tensors=tensors)
+
+
+def _header(values: dict[str, object]) -> Header:
+    """The header, each value of its type. The schema comes first: another one may hold other keys."""
+    if values["schema"] != SCHEMA:
+        raise ExportError(f"exported state: schema={show(values['schema'])}, wanted {SCHEMA}")
+    header = Header(**values)  # type: ignore[arg-type]
+    kinds = {"policy": str, "geometry": dict, "window": dict, "tokens": int, "settled": bool, "schema": int}
+    for f in fields(Header):
+        value = getattr(header, f.name)
+        if type(value) is not kinds[f.name]:
+            raise ExportError(
+                f"exported state: {f.name}={show(value)} is not of type {kinds[f.name].__name__}"
+            )
+    return header
 
 
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:
@@ -131,5 +159,5 @@ def _digest(header: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(f"{name}{t.dtype}{list(t.shape)}".encode())
-        digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
