@@ -1,0 +1,164 @@
+"""A tile of GDN state in registers, and its arithmetic in an explicit order, for the Gluon kernels.
+
+A plain Triton kernel cannot choose how a [BV, K] tile lies in registers: a row is spread over 16 or 32 lanes, and
+every sum over K is mostly shuffles. Here a lane keeps K / LANES keys of a row, and does the same additions in the
+same order as plain Triton, most of them inside the thread.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+# Triton 3.6 has both under older names
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+async_load = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+
+
+class Order(IntEnum):
+    """How plain Triton adds the products of one thread in a sum over K."""
+
+    CHAIN = 0  # Triton 3.6: one after another; in the last rows of each 32 the first two are swapped
+    TREE = 1  # Triton 3.9: pairwise
+
+
+CHAIN = gl.constexpr(int(Order.CHAIN))
+
+
+def bits(n: int) -> list[int]:
+    """Powers of two below n."""
+    return [1 << i for i in range((n - 1).bit_length())]
+
+
+def power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a verify kernel is compiled for."""
+
+    H: int
+    HV: int
+    K: int
+    V: int
+    T: int
+    R: int = 0  # ring length; 0: there are no records
+    HISTORY: int = 0  # most committed records, a power of 2; 0: there is no history
+    ENDS: bool = False  # round at the recorded ends of accepted steps
+    SNAPSHOTS: bool = False
+    CHUNK: int  # neighbouring keys of a thread: 16 bytes of state, as plain Triton has it
+    ORDER: Order
+    BV: int = 64
+    LANES: int = 4  # over K
+    WARPS: int = 4
+
+    @property
+    def WINDOW(self) -> int:
+        return power_of_2(self.T)
+
+    @property
+    def SCALE(self) -> float:
+        return float(self.K**-0.5)
+
+    @property
+    def GROUP(self) -> int:
+        return self.HV // self.H
+
+    @property
+    def BLOCKS(self) -> int:
+        return self.V // self.BV
+
+    @property
+    def TILE(self) -> gl.DistributedLinearLayout:
+        """[BV, K]: CHUNK keys and then distant ones in a thread, LANES chunks across lanes, rows over the rest.
+
+        Rows 16 and 8 apart share a thread, so that the compiler knows of nearly every register whether its row is a
+        swapped one. Rows 4 apart sit in neighbouring lanes, which keeps 16-byte shared loads free of conflicts.
+        """
+        near = self.CHUNK * self.LANES
+        rows = [r for r in (16, 8, 4, 2, 1, 32, 64) if r < self.BV]
+        lanes = [[0, k] for k in bits(self.K) if self.CHUNK <= k < near]
+        held = len(bits(self.BV // self.WARPS)) - (5 - len(lanes))
+        across = held + 5 - len(lanes)
+        registers = [[0, k] for k in bits(self.CHUNK)] + [[0, k] for k in bits(self.K)[::-1] if k >= near]
+        return gl.DistributedLinearLayout(
+            registers + [[r, 0] for r in rows[:held]],
+            lanes + [[r, 0] for r in rows[held:across]],
+            [[r, 0] for r in rows[across:]],
+            [],
+            [self.BV, self.K],
+        )
+
+    def lines(self, width: int, itemsize: int) -> gl.BlockedLayout:
+        """[rows, width] in pieces of 16 bytes, whole rows next to each other."""
+        piece = 16 // itemsize
+        across = min(32, width // piece)
+        return gl.BlockedLayout([1, piece], [32 // across, across], [self.WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def _neighbours(x, ROWS: gl.constexpr, CHUNKS: gl.constexpr, CHUNK: gl.constexpr):
+    """x [ROWS, CHUNKS * CHUNK] -> CHUNK tensors [ROWS, CHUNKS], element i of every chunk in the i-th."""
+    even, odd = gl.split(gl.reshape(x, [ROWS, CHUNKS, CHUNK // 2, 2]))
+    if CHUNK == 4:
+        x0, x2 = gl.split(even)
+        x1, x3 = gl.split(odd)
+        return x0, x1, x2, x3
+    else:
+        e0, e2 = gl.split(gl.reshape(even, [ROWS, CHUNKS, 2, 2]))
+        o1, o3 = gl.split(gl.reshape(odd, [ROWS, CHUNKS, 2, 2]))
+        x0, x4 = gl.split(e0)
+        x2, x6 = gl.split(e2)
+        x1, x5 = gl.split(o1)
+        x3, x7 = gl.split(o3)
+        return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@gluon.jit
+def _pair(h, x, I: gl.constexpr, J: gl.constexpr):
+    LAYOUT: gl.constexpr = h[0].type.layout
+    return gl.fma(h[I], gl.convert_layout(x[I], LAYOUT), h[J] * gl.convert_layout(x[J], LAYOUT))
+
+
+@gluon.jit
+def _chain(h, x, first, SWAP: gl.constexpr, BV: gl.constexpr, CHUNK: gl.constexpr):
+    LAYOUT: gl.constexpr = h[0].type.layout
+    p = _pair(h, x, 0, 1)
+    if SWAP:
+        LAST: gl.constexpr = 28 if CHUNK == 4 else 24
+        rows = first + gl.arange(0, BV, layout=gl.SliceLayout(1, LAYOUT))
+        p = gl.where(((rows & LAST) == LAST)[:, None], _pair(h, x, 1, 0), p)
+    for i in gl.static_range(2, CHUNK):
+        p = gl.fma(h[i], gl.convert_layout(x[i], LAYOUT), p)
+    return p
+
+
+@gluon.jit
+def _tree(h, x, CHUNK: gl.constexpr):
+    p = _pair(h, x, 0, 1) + _pair(h, x, 2, 3)
+    if CHUNK == 8:
+        p = p + (_pair(h, x, 4, 5) + _pair(h, x, 6, 7))
+    return p
+
+
+@gluon.jit
+def dot(h, x, first, SWAP: gl.constexpr, c: gl.constexpr):
+    """sum over K of h [BV, K] * x [1, K] -> [BV]; the tile's first row is row ``first`` of the head.
+
+    Chunks are added as plain Triton adds lanes, the farthest first. SWAP marks the first sum of a token, the one
+    in which CHAIN has swapped rows.
+    """
+    CHUNKS: gl.constexpr = c.K // c.CHUNK
+    hs = _neighbours(h, c.BV, CHUNKS, c.CHUNK)
+    xs = _neighbours(x, 1, CHUNKS, c.CHUNK)
+    if c.ORDER == CHAIN:
+        p = _chain(hs, xs, first, SWAP, c.BV, c.CHUNK)
+    else:
+        p = _tree(hs, xs, c.CHUNK)
+    for i in gl.static_range(1, 6):
+        if CHUNKS >> i >= c.LANES:
+            p = gl.sum(gl.reshape(p, [c.BV, 2, CHUNKS >> i]), 1)
+    return gl.convert_layout(gl.sum(p, 1), gl.SliceLayout(1, c.TILE))
