@@ -11,6 +11,7 @@ from ssmspec.step import Commit, Step
 class ConvWindow:
     """Keeps the last (W-1)*dilation accepted inputs of each slot in a pool field [layers, slots, D, history + T].
 
+    An output's bits do not depend on the batch around it: torch's reductions and its silu differ with the shape.
     Verify never touches the settled part, so rolling back is accepting fewer tokens. Between steps it is settled.
     """
 
@@ -19,7 +20,8 @@ class ConvWindow:
 
     def verify(self, layer: int, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [B, T, D], weight [D, W], bias [D] -> silu(conv(x)) [B, T, D]; writes x behind the settled inputs."""
-        rows, history, slots = self.field[layer], self.conv.history, step.slots.clamp(min=NULL_SLOT)
+        rows, history = self.field[layer], self.conv.history
+        slots = torch.where(step.lens > 0, step.slots.clamp(min=NULL_SLOT), NULL_SLOT)
         rows[slots, :, history : history + x.shape[1]] = x.mT
         return self._convolve(torch.cat([rows[slots][..., :history], x.mT], -1), weight, bias)
 
@@ -52,7 +54,10 @@ class ConvWindow:
 
     def _convolve(self, full: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """full [B, D, history + N] -> [B, N, D]."""
-        taps = full.unfold(-1, self.conv.history + 1, 1)[..., :: self.conv.dilation]
-        y = (taps.float() * weight[None, :, None].float()).sum(-1)
-        y = y if bias is None else y + bias[None, :, None].float()
-        return torch.nn.functional.silu(y).to(full.dtype).mT
+        n = full.shape[-1] - self.conv.history
+        y = full.new_zeros(*full.shape[:2], n, dtype=torch.float32)
+        for tap in range(self.conv.width):
+            at = tap * self.conv.dilation
+            y = y + full[..., at : at + n].float() * weight[:, tap, None].float()
+        y = y if bias is None else y + bias[:, None].float()
+        return (y / (1 + torch.exp(-y))).to(full.dtype).mT
