@@ -1,0 +1,103 @@
+"""What the plugin adds to vLLM's front end: two flags, and the check that turns a request into a policy or an error."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ssmspec.geometry import Mode
+from ssmspec.layout import POLICY_NAMES
+from ssmspec.runtime.vllm import compat, config, refusals
+
+OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
+MODELS = "ssmspec.runtime.vllm.models"
+REPORT = "ssmspec.runtime.vllm.report.WorkerReport"
+
+
+def install() -> None:
+    """Wrap the three places that vLLM offers no hook for. Idempotent."""
+    engine_args, vllm_config = compat.resolve("EngineArgs"), compat.resolve("VllmConfig")
+    _wrap(engine_args, "add_cli_args", _add_cli_args, staticmethod)
+    _wrap(engine_args, "from_cli_args", _from_cli_args, classmethod)
+    _wrap(vllm_config, "__post_init__", _post_init, lambda f: f)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], kind: Callable[[Any], Any]) -> None:
+    stock = getattr(owner, name)
+    stock = getattr(stock, "__func__", stock)
+    if getattr(stock, "by_ssmspec", False):
+        return
+    ours = functools.wraps(stock)(functools.partial(wrapper, stock))
+    setattr(owner, name, kind(_as_function(ours)))
+
+
+def _as_function(partial: Any) -> Any:
+    """A partial does not bind to an instance, a function does."""
+
+    @functools.wraps(partial)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return partial(*args, **kwargs)
+
+    call.by_ssmspec = True  # type: ignore[attr-defined]
+    return call
+
+
+def _add_cli_args(stock: Callable[..., Any], parser: Any, *args: Any, **kwargs: Any) -> Any:
+    parser = stock(parser, *args, **kwargs)
+    group = parser.add_argument_group(title="ssmspec")
+    group.add_argument(
+        config.FLAGS["policy"],
+        choices=POLICY_NAMES,
+        default=None,
+        help="How the recurrent state survives rejected drafts; native (the default) is vLLM's own way.",
+    )
+    group.add_argument(
+        config.FLAGS["mode"],
+        choices=tuple(Mode),
+        default=None,
+        help="exact: the bits of native; fast: outputs through matrix products, within a tolerance.",
+    )
+    return parser
+
+
+def _from_cli_args(stock: Callable[..., Any], cls: Any, args: Any) -> Any:
+    flags = {key: getattr(args, flag[2:].replace("-", "_"), None) for key, flag in config.FLAGS.items()}
+    if any(value is not None for value in flags.values()):
+        additional = dict(getattr(args, "additional_config", None) or {})
+        serve = config.resolve(flags, additional, os.environ)
+        args.additional_config = {**additional, config.KEY: serve.to_dict()}
+    return stock(cls, args)
+
+
+def _post_init(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    serve = _requested(self)
+    stock(self, *args, **kwargs)
+    if not serve.stock:
+        _select(self, serve)
+
+
+def _requested(vllm_config: Any) -> config.ServeConfig:
+    """Nothing for configs that serve no target model: drafters, and views of a part of one."""
+    model = vllm_config.model_config
+    additional = vllm_config.additional_config
+    if not isinstance(additional, dict):
+        additional = {}
+    serve = config.resolve({}, additional, os.environ)
+    if model is None or model.runner_type == "draft" or model.is_submodel_config:
+        return config.ServeConfig()
+    return serve
+
+
+def _select(vllm_config: Any, serve: config.ServeConfig) -> None:
+    """Point this config, and no other in the process, at our model class; refuse what cannot be served."""
+    model = vllm_config.model_config
+    architectures = model.hf_config.architectures
+    if architectures[0].startswith(OURS):
+        return
+    compat.check()
+    refusals.check(vllm_config, serve)
+    arch = architectures[0]
+    vllm_config.additional_config = {**vllm_config.additional_config, config.KEY: serve.to_dict()}
+    model.model_class_overrides = {**model.model_class_overrides, OURS + arch: f"{MODELS}:{OURS}{arch}"}
+    model.hf_config.architectures = [OURS + arch]
+    vllm_config.parallel_config.worker_extension_cls = REPORT

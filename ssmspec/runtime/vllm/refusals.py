@@ -1,0 +1,203 @@
+"""What cannot be served, refused while vLLM is being configured: by the flag's name, with the nearest legal setting."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from ssmspec.runtime.vllm.config import ServeConfig
+
+SERVED = ("Qwen3NextForCausalLM",)
+METHODS = ("mtp", "ngram")
+CONV_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
+STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class Refused(ValueError):
+    """A policy was asked for together with something that it does not work with."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    flag: str
+    path: str  # of the value, in VllmConfig
+    serves: Callable[[Any], bool]
+    nearest: str
+    why: str
+
+    def check(self, vllm_config: Any, policy: str) -> None:
+        value = attrgetter(self.path)(vllm_config)
+        if not self.serves(value):
+            raise Refused(
+                f"{self.flag}={value!r} is not served with --ssm-policy {policy}: {self.why};"
+                f" the nearest legal setting is {self.nearest}"
+            )
+
+
+def _is(legal: object) -> Callable[[Any], bool]:
+    return lambda value: bool(value == legal)
+
+
+def _absent(value: Any) -> bool:
+    return value is None
+
+
+def _off(value: Any) -> bool:
+    return not value
+
+
+def _size(flag: str, why: str) -> Rule:
+    return Rule(f"--{flag}", f"parallel_config.{flag.replace('-', '_')}", _is(1), "1", why)
+
+
+LONELY = "its records and cursors live on one rank so far"
+RULES = (
+    Rule(
+        "the device",
+        "device_config.device_type",
+        _is("cpu"),
+        "cpu",
+        "no kernels for it are wired to vLLM yet",
+    ),
+    Rule(
+        "VLLM_USE_V2_MODEL_RUNNER",
+        "use_v2_model_runner",
+        bool,
+        "1, with a Triton that has a backend for this device",
+        "the V1 runner has no step after sampling in which a state could be committed",
+    ),
+    Rule(
+        "--runner",
+        "model_config.runner_type",
+        _is("generate"),
+        "generate",
+        "a pooling model rejects no drafts",
+    ),
+    Rule(
+        "--speculative-config",
+        "speculative_config",
+        lambda value: value is not None,
+        '\'{"method": "mtp", "num_speculative_tokens": 3}\'',
+        "without drafts there is nothing to undo",
+    ),
+    Rule(
+        "--speculative-config.method",
+        "speculative_config.method",
+        lambda value: value in METHODS,
+        " or ".join(METHODS),
+        "no other way of drafting has been checked",
+    ),
+    Rule(
+        "--speculative-config.enable_adaptive_verification",
+        "speculative_config.enable_adaptive_verification",
+        _off,
+        "false",
+        "it moves window ends on the device after they were staged",
+    ),
+    Rule(
+        "--speculative-config.num_speculative_tokens_per_batch_size",
+        "speculative_config.num_speculative_tokens_per_batch_size",
+        _absent,
+        "num_speculative_tokens alone",
+        "the window length is fixed when records are allocated",
+    ),
+    _size("pipeline-parallel-size", "a later step is staged before the earlier one is committed"),
+    _size("tensor-parallel-size", LONELY),
+    _size("data-parallel-size", LONELY),
+    _size("decode-context-parallel-size", LONELY),
+    _size("prefill-context-parallel-size", LONELY),
+    Rule(
+        "--enable-dbo",
+        "parallel_config.enable_dbo",
+        _off,
+        "false",
+        "two half batches share one set of cursors",
+    ),
+    Rule(
+        "--worker-extension-cls",
+        "parallel_config.worker_extension_cls",
+        _off,
+        "none",
+        "the counters are read through that class",
+    ),
+    Rule(
+        "--kv-transfer-config",
+        "kv_transfer_config",
+        _absent,
+        "none",
+        "a page that is sent away may lag behind its records",
+    ),
+    Rule(
+        "--kv-offloading-size",
+        "cache_config.kv_offloading_size",
+        _absent,
+        "none",
+        "an offloaded page may lag",
+    ),
+    Rule("--enable-lora", "lora_config", _absent, "none", "it has not been checked"),
+    Rule(
+        "--use-replayssm",
+        "cache_config.use_replayssm",
+        _off,
+        "false",
+        "it selects vLLM's own replay for other layers",
+    ),
+    Rule(
+        "--enable-mamba-cache-stochastic-rounding",
+        "mamba_config.enable_stochastic_rounding",
+        _off,
+        "false",
+        "vLLM's and our draws differ",
+    ),
+    Rule(
+        "--mamba-cache-mode",
+        "cache_config.mamba_cache_mode",
+        lambda value: value in ("none", "align"),
+        "align",
+        "states are kept at block boundaries only",
+    ),
+    Rule(
+        "--enable-mamba-shared-prefix-checkpoint",
+        "cache_config.enable_mamba_shared_prefix_checkpoint",
+        _off,
+        "false",
+        "its extra checkpoints are written by stock kernels only",
+    ),
+    Rule(
+        "--mamba-ssm-cache-dtype",
+        "cache_config.mamba_ssm_cache_dtype",
+        lambda value: value in STATE_DTYPES,
+        "float32, bfloat16 or float16",
+        "no kernel stores it",
+    ),
+    Rule(
+        "--enforce-eager",
+        "model_config.enforce_eager",
+        bool,
+        "true",
+        "the CPU engine has been checked uncompiled only",
+    ),
+)
+
+
+def check(vllm_config: Any, serve: ServeConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise Refused for the first thing in the engine's configuration that the policy does not work with."""
+    arch = vllm_config.model_config.hf_config.architectures[0]
+    if arch not in SERVED:
+        raise Refused(
+            f"--model of the architecture {arch} is not served with --ssm-policy {serve.policy};"
+            f" served are {', '.join(SERVED)}"
+        )
+    for rule in RULES:
+        rule.check(vllm_config, serve.policy)
+    layout = environ.get(CONV_LAYOUT, "SD")
+    if layout != "SD":
+        raise Refused(
+            f"{CONV_LAYOUT}={layout} is not served with --ssm-policy {serve.policy}: the conv window is read in the"
+            " layout SD; the nearest legal setting is SD"
+        )
+    try:
+        serve.window(vllm_config.speculative_config.num_speculative_tokens)
+    except ValueError as error:
+        raise Refused(f"--ssm-policy {serve.policy} with this --speculative-config: {error}") from None

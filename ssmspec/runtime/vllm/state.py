@@ -1,0 +1,93 @@
+"""vLLM's per-model step logic under a policy: stage before the forward pass, commit after sampling."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmspec.runtime.vllm import compat
+from ssmspec.runtime.vllm.layer import GatedDeltaNet
+from ssmspec.runtime.vllm.session import Batch, Session
+
+
+class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
+    """Keeps ``num_accepted_tokens_gpu`` at 1: after a commit every page starts behind its last accepted token."""
+
+    def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.layers: dict[str, GatedDeltaNet] = {
+            name: layer
+            for name, layer in vllm_config.compilation_config.static_forward_context.items()
+            if isinstance(layer, GatedDeltaNet)
+        }
+        if not self.layers:
+            raise RuntimeError("ssmspec: the model has no layer of ours; vLLM did not use our model class")
+        first = next(iter(self.layers.values()))
+        self.session = Session(first.serve, first.geometry, first.window, self.max_num_reqs, device)
+        self.group_ids: list[int] = []
+        self.first_names: list[str] = []
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        super().add_request(req_index, new_req_data)
+        self.session.admit(req_index)
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        layers, names = list(self.layers.values()), list(self.layers)
+        groups = {
+            gid: [n for n in group.layer_names if n in self.layers]
+            for gid, group in enumerate(kv_cache_config.kv_cache_groups)
+        }
+        self.group_ids = [gid for gid, members in groups.items() if members]
+        self.first_names = [groups[gid][0] for gid in self.group_ids]
+        if self._align_mode:
+            block = kv_cache_config.kv_cache_groups[self.group_ids[0]].kv_cache_spec.block_size
+            self.session.w = replace(self.session.w, align=block)
+        for index, layer in enumerate(layers):
+            layer.session, layer.session_index = self.session, index
+        self.session.bind(
+            [[names.index(n) for n in groups[gid]] for gid in self.group_ids],
+            [layer.state for layer in layers],
+            [layer.conv for layer in layers],
+            [layer.records for layer in layers],
+            [layer.params for layer in layers],
+        )
+        compat.init_logger("vllm.ssmspec").info("ssmspec: %s", self.session.describe(len(layers)))
+
+    def prepare_attn(
+        self, input_batch: Any, cudagraph_mode: Any, block_tables: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        metadata = super().prepare_attn(input_batch, cudagraph_mode, block_tables, *args, **kwargs)
+        if all(name in metadata for name in self.first_names):
+            self.session.stage(self._batch(input_batch, metadata, block_tables))
+        return metadata
+
+    def postprocess_state(
+        self, idx_mapping: Tensor, num_sampled: Tensor | int, num_computed_tokens: Tensor | None = None
+    ) -> None:
+        """Replaces vLLM's: there is no accepted offset to remember, and boundary states are written by the commit."""
+        if isinstance(num_sampled, int):
+            num_sampled = torch.full_like(idx_mapping, num_sampled)
+        self.session.commit(num_sampled)
+
+    def _batch(self, input_batch: Any, metadata: Any, block_tables: Any) -> Batch | None:
+        """The speculative rows of this step; None where there are none."""
+        found = [metadata[name] for name in self.first_names]
+        mask = found[0].spec_sequence_masks_cpu
+        if mask is None:
+            return None
+        rows = mask.nonzero()[:, 0].to(self.device)
+        lens = input_batch.query_start_loc.diff()[rows].long()
+        tails = input_batch.prefill_runs_as_decode_np
+        return Batch(
+            rows=rows,
+            requests=input_batch.idx_mapping[rows].long(),
+            lens=lens,
+            computed=input_batch.seq_lens[rows].long() - lens,
+            settle=torch.zeros_like(rows, dtype=torch.bool)
+            if tails is None
+            else torch.from_numpy(tails)[rows],
+            blocks=[m.spec_state_indices_tensor[: len(rows), 0].long() for m in found],
+            tables=[block_tables[gid][rows] for gid in self.group_ids],
+        )
