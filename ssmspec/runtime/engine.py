@@ -169,6 +169,8 @@ class Engine:
         for r in rows:
             r.accept(e.accepted[r.name], lossy=self.policy.name == "native")
             self._cross(r, boundaries[r.name])
+            if r.name in e.force_flush and e.accepted[r.name]:
+                self._look(r.slot, r, len(r.tokens))
 
     def _boundary(self, r: Request, e: events.Accept) -> Boundary:
         """Where the accepted tokens of an open window leave a boundary's state, and where the request goes on."""
