@@ -66,9 +66,16 @@ class Step:
     def stage(self, slots: Sequence[int], lens: Sequence[int], **rest: Sequence[int]) -> None:
         """Refresh every buffer in place; fewer rows than the buffers hold are padded with null rows.
 
-        ``rest`` may name accepted, next_slots (default: slots), mark, mark_slots and force_flush.
+        ``rest`` may name accepted, next_slots (default: slots), mark, mark_slots and force_flush. Raises ValueError
+        where row counts disagree.
         """
         rest = {"slots": slots, "lens": lens, "next_slots": slots, **rest}
+        rows = {name: len(values) for name, values in rest.items()}
+        if len(slots) != len(lens) or max(rows.values()) > len(self.slots):
+            counts = ", ".join(f"{name} has {n} rows" for name, n in rows.items())
+            raise ValueError(
+                f"{counts}; slots and lens need the same, and the buffers hold {len(self.slots)}"
+            )
         for f in fields(self):
             buffer = getattr(self, f.name)
             if isinstance(buffer, Tensor):
@@ -79,7 +86,8 @@ class Step:
     def close(self, *, debug: bool = False) -> Commit:
         """Take the decision out of the step and leave it empty, so that a second close changes nothing.
 
-        In debug mode (which reads the device) a second close and an out-of-range count raise StepError.
+        In debug mode (which reads the device) a second close, an out-of-range count, and a live row that would go on
+        in no slot raise StepError.
         """
         if debug:
             self._check()
@@ -108,4 +116,10 @@ class Step:
             row = int(bad.nonzero()[0])
             raise StepError(
                 f"accepted={int(self.accepted[row])} in row {row} is outside 0..{int(self.lens[row])}"
+            )
+        nowhere = (self.slots > NULL_SLOT) & (self.accepted > 0) & (self.next_slots <= NULL_SLOT)
+        if bool(nowhere.any()):
+            row = int(nowhere.nonzero()[0])
+            raise StepError(
+                f"next_slots={int(self.next_slots[row])} in row {row}: its state would be nowhere"
             )
