@@ -159,7 +159,9 @@ class Machine:
             "reshape": lambda x, shape: Value(x.data.reshape(shape)),
             "split": lambda x: (Value(x.data[..., 0]), Value(x.data[..., 1])),
             "convert_layout": lambda x, layout: x,
-            "full": lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=dtype_of(dtype))),
+            "full": lambda shape, value, dtype, layout: Value(
+                torch.full(shape, value, dtype=dtype_of(dtype))
+            ),
             "exp": lambda x: Value(x.data.exp()),
             "log": lambda x: Value(x.data.log()),
             "rsqrt": lambda x: Value(x.data.rsqrt()),
@@ -194,9 +196,13 @@ class Kernel:
         self.functions: dict[str, Any] = {}
         gl = self.machine.language()
         shared = {"gl": gl, "async_load": self.machine.async_load, "barrier": lambda: None}
-        shared["async_copy"] = types.SimpleNamespace(commit_group=lambda: None, wait_group=self.machine.wait_group)
+        shared["async_copy"] = types.SimpleNamespace(
+            commit_group=lambda: None, wait_group=self.machine.wait_group
+        )
         for module in modules:
-            own = {k: v.value if isinstance(v, real.constexpr) else v for k, v in vars(module).items()} | shared
+            own = {
+                k: v.value if isinstance(v, real.constexpr) else v for k, v in vars(module).items()
+            } | shared
             for name, value in vars(module).items():
                 if hasattr(value, "fn") and isinstance(value.fn, types.FunctionType):
                     own[name] = types.FunctionType(value.fn.__code__, own, name, value.fn.__defaults__)

@@ -4,7 +4,7 @@ Two launches per window: ``prepare_window`` for what all tiles share, and the pe
 """
 
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,10 +41,10 @@ def unsupported(g: Geometry, w: Window) -> str | None:
 class Ring(NamedTuple):
     """History as the kernel takes it."""
 
-    base: Tensor
-    count: Tensor
-    limit: int
-    ends: Tensor | None
+    base: Any
+    count: Any
+    limit: Any
+    ends: Any
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class Call:
     out: Tensor
 
     @classmethod
-    def of(cls, layer: Layer, x: Tokens, window: int, history: History | None, snapshots: Tensor | None) -> "Call":
+    def of(
+        cls, layer: Layer, x: Tokens, window: int, history: History | None, snapshots: Tensor | None
+    ) -> "Call":
         """``window`` is T to a power of 2."""
         inputs = Inputs(x.q, x.k, x.v, x.a, x.b)
         batch, heads = x.v.shape[0], x.v.shape[2]
@@ -98,7 +100,9 @@ class Call:
             records=records,
             record_strides=strides,
             prepared=Prepared(rows, factors),
-            history=None if history is None else Ring(history.base, history.count, history.limit, history.ends),
+            history=None
+            if history is None
+            else Ring(history.base, history.count, history.limit, history.ends),
             snapshots=snapshots,
             out=torch.empty_like(x.v, memory_format=torch.contiguous_format),
         )
@@ -189,7 +193,13 @@ def make_verify(g: Geometry, w: Window, order: Order) -> Verify:
         call = Call.of(layer, x, shape.WINDOW, history, snapshots)
         if len(rows):
             prepare = PrepareShape(
-                H=shape.H, HV=shape.HV, K=shape.K, T=shape.T, R=shape.R, HISTORY=shape.HISTORY > 0, ENDS=shape.ENDS
+                H=shape.H,
+                HV=shape.HV,
+                K=shape.K,
+                T=shape.T,
+                R=shape.R,
+                HISTORY=shape.HISTORY > 0,
+                ENDS=shape.ENDS,
             )
             call.prepare(layer, rows.contiguous(), lens.contiguous(), prepare)
             call.verify(shape, programs)

@@ -1,5 +1,7 @@
 """What every tile of a window needs, computed once: norms, gates, the window's records, and one packed row each."""
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+
 from dataclasses import dataclass
 
 from triton.experimental import gluon
@@ -88,11 +90,15 @@ def _pack(rows, slot, n, base, count, history, b, c: gl.constexpr):
 @gluon.jit
 def _gates(x, strides, A_log, dt_bias, b, t, hv, live):
     """decay = exp(-exp(A_log) softplus(a + dt_bias)) and beta = sigmoid(b), [value heads]."""
-    a = gl.load(x.a + b * strides.a[0] + t * strides.a[1] + hv * strides.a[2], mask=live, other=0.0).to(gl.float32)
+    a = gl.load(x.a + b * strides.a[0] + t * strides.a[1] + hv * strides.a[2], mask=live, other=0.0).to(
+        gl.float32
+    )
     y = a + gl.load(dt_bias + hv, mask=live, other=0.0).to(gl.float32)
     softplus = gl.where(y <= 20.0, gl.log(1 + gl.exp(y)), y)
     decay = gl.exp(-gl.exp(gl.load(A_log + hv, mask=live, other=0.0).to(gl.float32)) * softplus)
-    y = gl.load(x.b + b * strides.b[0] + t * strides.b[1] + hv * strides.b[2], mask=live, other=0.0).to(gl.float32)
+    y = gl.load(x.b + b * strides.b[0] + t * strides.b[1] + hv * strides.b[2], mask=live, other=0.0).to(
+        gl.float32
+    )
     return decay, 1 / (1 + gl.exp(-y))
 
 

@@ -5,6 +5,8 @@ every sum over K is mostly shuffles. Here a lane keeps K / LANES keys of a row, 
 same order as plain Triton, most of them inside the thread.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,9 +14,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-# Triton 3.6 has both under older names
+# Triton 3.6 has these under older names
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-async_load = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+async_load = (
+    async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+)
 
 
 class Order(IntEnum):
@@ -97,6 +101,27 @@ class Shape:
         piece = 16 // itemsize
         across = min(32, width // piece)
         return gl.BlockedLayout([1, piece], [32 // across, across], [self.WARPS, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def dims(*shape: int) -> list[int]:
+    """A shape that may be an argument of a device function."""
+    return list(shape)
+
+
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+    @gluon.jit
+    def view(memory, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """Shared memory in another shape."""
+        return memory.reinterpret(memory.dtype, SHAPE, LAYOUT)
+
+else:
+
+    @gluon.jit
+    def view(memory, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """Shared memory in another shape."""
+        return memory._reinterpret(memory.dtype, SHAPE, LAYOUT)
 
 
 @gluon.jit

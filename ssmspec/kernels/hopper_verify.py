@@ -4,13 +4,15 @@ A program walks over tiles (batch row, value head, V block). While it computes o
 its next are on their way into shared memory.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ssmspec.kernels.hopper_tile import async_load, barrier, dot
+from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, view
 
 # where the numbers of a batch row are packed: 6 bits each, the slot above
 LEN, COUNT, BASE, FLUSH, SLOT = (gl.constexpr(i) for i in (0, 6, 12, 18, 24))
@@ -121,7 +123,7 @@ def _row(rows, tile, num_tiles, c: gl.constexpr):
 def _fetch_row(s, rows, tile, num_tiles, c: gl.constexpr):
     b, _, _ = _place(gl.minimum(tile, num_tiles - 1), c)
     i = gl.arange(0, 2, layout=gl.BlockedLayout([2], [32], [c.WARPS], [0]))
-    async_load(s.rows._reinterpret(gl.int64, [2], FLAT), rows + 2 * b + i)
+    async_load(view(s.rows, dims(2), FLAT), rows + 2 * b + i)
 
 
 @gluon.jit
@@ -156,11 +158,11 @@ def _fetch_window(s, buffer, x, strides, factors, row, tile, c: gl.constexpr):
     NARROW: gl.constexpr = c.lines(c.BV, x.v.dtype.element_ty.primitive_bitwidth // 8)
     t = gl.arange(0, c.WINDOW, layout=gl.SliceLayout(1, NARROW))[:, None]
     v = gl.arange(0, c.BV, layout=gl.SliceLayout(0, NARROW))[None, :]
-    values = s.v._reinterpret(s.v.dtype, [2, c.WINDOW, c.BV], PLAIN).index(buffer)
+    values = view(s.v, dims(2, c.WINDOW, c.BV), PLAIN).index(buffer)
     p_v = x.v + (b * strides.v[0] + hv * strides.v[2] + first + (t * strides.v[1] + v))
     async_load(values, p_v, mask=t < _field(row, LEN))
     i = gl.arange(0, 4 * c.WINDOW, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
-    into = s.factors._reinterpret(gl.float32, [2, 4 * c.WINDOW], FLAT).index(buffer)
+    into = view(s.factors, dims(2, 4 * c.WINDOW), FLAT).index(buffer)
     async_load(into, factors + (b * c.HV + hv) * (4 * c.WINDOW) + i)
 
 
@@ -196,11 +198,11 @@ def _fetch_updates(past, records, strides, row, tile, c: gl.constexpr):
     v = gl.arange(0, c.BV, layout=gl.SliceLayout(0, NARROW))
     p = hv * c.R + _position(_field(row, BASE), j, c)
     p_c = records.c + (row >> SLOT) * strides.c + (first + (p[:, None] * c.V + v[None, :]))
-    into = past.c._reinterpret(past.c.dtype, [c.HISTORY, c.BV], PLAIN)
+    into = view(past.c, dims(c.HISTORY, c.BV), PLAIN)
     async_load(into, p_c, mask=(j < _field(row, COUNT))[:, None])
     j = gl.arange(0, c.HISTORY, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
     p = hv * c.R + _position(_field(row, BASE), j, c)
-    into = past.decay._reinterpret(gl.float32, [c.HISTORY], FLAT)
+    into = view(past.decay, dims(c.HISTORY), FLAT)
     async_load(into, records.decay + (row >> SLOT) * strides.decay + p, mask=j < _field(row, COUNT))
 
 
@@ -208,14 +210,14 @@ def _fetch_updates(past, records, strides, row, tile, c: gl.constexpr):
 def _normalise(s, past, buffer, c: gl.constexpr):
     """Raw keys and queries -> the fp32 ones that are multiplied, once per tile."""
     EACH: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [c.WARPS, 1], [1, 0])
-    rows = s.factors._reinterpret(gl.float32, [8, c.WINDOW], FLAT)
+    rows = view(s.factors, dims(8, c.WINDOW), FLAT)
     k = s.raw_k.load(EACH).to(gl.float32) * rows.index(4 * buffer).load(gl.SliceLayout(1, EACH))[:, None]
     q = s.raw_q.load(EACH).to(gl.float32) * rows.index(4 * buffer + 1).load(gl.SliceLayout(1, EACH))[:, None]
-    s.k._reinterpret(gl.float32, [c.WINDOW, c.K], PLAIN).store(k)
-    s.q._reinterpret(gl.float32, [c.WINDOW, c.K], PLAIN).store(q * c.SCALE)
+    view(s.k, dims(c.WINDOW, c.K), PLAIN).store(k)
+    view(s.q, dims(c.WINDOW, c.K), PLAIN).store(q * c.SCALE)
     if c.HISTORY:
         k = past.raw_k.load(EACH).to(gl.float32) * past.rnorm.load(gl.SliceLayout(1, EACH))[:, None]
-        past.k._reinterpret(gl.float32, [c.HISTORY, c.K], PLAIN).store(k)
+        view(past.k, dims(c.HISTORY, c.K), PLAIN).store(k)
 
 
 @gluon.jit
@@ -227,7 +229,7 @@ def _scalar(memory, i, c: gl.constexpr):
 @gluon.jit
 def _rounded(h, DTYPE: gl.constexpr):
     """h as stored and loaded again. Two at a time for bf16: the conversion of one runs at a sixteenth of the rate."""
-    if DTYPE == gl.bfloat16:
+    if gl.bfloat16 == DTYPE:
         return gl.inline_asm_elementwise(
             "{.reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000;}",
             "=r,=r,r,r",
@@ -283,7 +285,19 @@ def _token(h, s, t, buffer, first, c: gl.constexpr):
 
 
 @gluon.jit
-def verify_window(state, state_stride, records, record_strides, x, strides, prepared, snapshots, out, num_tiles, c: gl.constexpr):
+def verify_window(
+    state,
+    state_stride,
+    records,
+    record_strides,
+    x,
+    strides,
+    prepared,
+    snapshots,
+    out,
+    num_tiles,
+    c: gl.constexpr,
+):
     """Grid: any number of programs. Reads state, tokens and committed records; writes ``out``, and as the shape says
     the flushed state, snapshots, or c of the window's records. A tile is loaded before any of it is stored."""
     DTYPE: gl.constexpr = state.dtype.element_ty
