@@ -71,10 +71,11 @@ class Step:
         """
         rest = {"slots": slots, "lens": lens, "next_slots": slots, **rest}
         rows = {name: len(values) for name, values in rest.items()}
-        if len(slots) != len(lens) or max(rows.values()) > len(self.slots):
+        without_length = [s for s in slots[len(lens) :] if s > NULL_SLOT]
+        if without_length or len(lens) > len(slots) or max(rows.values()) > len(self.slots):
             counts = ", ".join(f"{name} has {n} rows" for name, n in rows.items())
             raise ValueError(
-                f"{counts}; slots and lens need the same, and the buffers hold {len(self.slots)}"
+                f"{counts}; each live row needs a length, and the buffers hold {len(self.slots)}"
             )
         for f in fields(self):
             buffer = getattr(self, f.name)

@@ -1,0 +1,255 @@
+"""Random lives: a setup and events in a legal order, both drawn from a seed; and what is legal when."""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ssmspec.geometry import Arch, Conv, DType, Geometry, Mode, Window
+from ssmspec.runtime import events as ev
+from ssmspec.runtime.setup import Setup
+
+WHOLE = 1 << 12  # a chunk that no prompt of a life exceeds
+
+
+@dataclass
+class _Request:
+    tokens: int  # of the prompt, and accepted ones
+    missing: int  # at most that many of them are not computed
+    away: str = ""  # "preempted" or "offloaded"
+    lost: bool = False
+
+
+class Ledger:
+    """What is alive, as far as it decides which events are legal. ``lossy``: native is among the players."""
+
+    def __init__(self, slots: int, *, lossy: bool) -> None:
+        self.slots, self.lossy = slots, lossy
+        self.requests: dict[str, _Request] = {}
+        self.open: list[dict[str, int]] = []  # windows of verifies that wait for their accept
+
+    @property
+    def room(self) -> bool:
+        """Whether one more request may hold a slot, so that two are left: for a move, and for a prefix that is hit."""
+        return sum(not r.away for r in self.requests.values()) < self.slots - 2
+
+    def named(self, *, away: str = "", lost: bool = False, decoding: bool = True) -> list[str]:
+        """Requests without an open window that are where they are asked for; ``decoding``: nothing is missing."""
+        verifying = {name for rows in self.open for name in rows}
+        return [
+            name
+            for name, r in self.requests.items()
+            if name not in verifying
+            and r.away == away
+            and r.lost <= lost
+            and not (decoding and (r.missing or r.lost))
+        ]
+
+    def repair(self, e: ev.Event) -> ev.Event | None:
+        """The event without what is illegal now; None where nothing is left of it."""
+        idle = self.named(decoding=False)
+        match e:
+            case ev.Admit():
+                legal = self.room and e.request not in self.requests
+            case ev.Prefill():
+                e = replace(e, chunks={r: n for r, n in e.chunks.items() if r in idle})
+                legal = bool(e.chunks)
+            case ev.Verify():
+                e = replace(e, windows={r: n for r, n in e.windows.items() if r in self.named()})
+                legal = bool(e.windows)
+            case ev.Accept():
+                rows = self.open[0] if self.open else {}
+                e = replace(
+                    e,
+                    accepted={r: min(e.accepted.get(r, 1), n) for r, n in rows.items()},
+                    force_flush=[r for r in e.force_flush if r in rows],
+                    boundary={r: how for r, how in e.boundary.items() if r in rows},
+                )
+                legal = bool(self.open)
+            case ev.Fork():
+                legal = self.room and e.request in self.named() and e.to not in self.requests
+            case ev.Resume() | ev.Restore():
+                away = "preempted" if isinstance(e, ev.Resume) else "offloaded"
+                legal = self.room and e.request in self.named(away=away, decoding=False)
+            case ev.Preempt():
+                legal = e.request in self.named(decoding=False, lost=True)
+            case ev.Flush() | ev.Move():
+                legal = e.request in idle
+            case ev.Offload() | ev.Free():
+                legal = e.request in self.named()
+            case ev.Abort():
+                legal = e.request in self.requests
+            case _:
+                raise AssertionError(e)
+        return e if legal else None
+
+    def apply(self, e: ev.Event) -> None:
+        """Note what a legal event changes."""
+        match e:
+            case ev.Admit():
+                self.requests[e.request] = _Request(e.prompt, e.prompt)
+            case ev.Prefill():
+                for name, n in e.chunks.items():
+                    self.requests[name].missing = max(0, self.requests[name].missing - n)
+            case ev.Verify():
+                self.open.append(dict(e.windows))
+            case ev.Accept():
+                self.open.pop(0)
+                for name, n in e.accepted.items():
+                    self.requests[name].tokens += n
+                    self.requests[name].lost = self.lossy and n == 0
+            case ev.Fork():
+                self.requests[e.to] = replace(self.requests[e.request])
+            case ev.Preempt():
+                r = self.requests[e.request]
+                r.away, r.missing, r.lost = "preempted", r.tokens, False
+            case ev.Offload():
+                self.requests[e.request].away = "offloaded"
+            case ev.Resume() | ev.Restore():
+                self.requests[e.request].away = ""
+            case ev.Abort() | ev.Free():
+                del self.requests[e.request]
+                for rows in self.open:
+                    rows.pop(e.request, None)
+
+
+def repaired(events: Iterable[ev.Event], slots: int, *, lossy: bool) -> Iterator[ev.Event]:
+    """A script in which events are missing, made legal again."""
+    ledger = Ledger(slots, lossy=lossy)
+    for e in events:
+        legal = ledger.repair(e)
+        if legal is not None:
+            ledger.apply(legal)
+            yield legal
+
+
+_WEIGHTS = {
+    "verify": 30,
+    "accept": 26,
+    "prefill": 14,
+    "admit": 6,
+    **dict.fromkeys(("flush", "move", "resume", "restore"), 3),
+    **dict.fromkeys(("recompute", "fork", "preempt", "offload", "free"), 2),
+    "abort": 1,
+}
+
+
+class Life:
+    """Draws events; every one is legal when it comes. ``drops``: windows are dropped now and then."""
+
+    def __init__(self, setup: Setup, rng: random.Random, *, lossy: bool) -> None:
+        self.w, self.rng, self.ledger = setup.window, rng, Ledger(setup.slots, lossy=lossy)
+        self.drawn = 0
+
+    def events(self, n: int) -> Iterator[ev.Event]:
+        """``n`` events, and those that close every window and free every request that can be."""
+        while self.drawn < n:
+            yield from self._tell(self._some(self.rng.choices([*_WEIGHTS], [*_WEIGHTS.values()])[0]))
+        while self.ledger.open:
+            yield from self._tell([self._accept()])
+        for name in [*self.ledger.requests]:
+            yield from self._tell([ev.Free(request=name)])
+
+    def _tell(self, wanted: Iterable[ev.Event | None]) -> Iterator[ev.Event]:
+        for e in wanted:
+            legal = e and self.ledger.repair(e)
+            if legal:
+                self.ledger.apply(legal)
+                self.drawn += 1
+                yield legal
+
+    def _some(self, kind: str) -> Iterator[ev.Event | None]:
+        rng, ledger = self.rng, self.ledger
+        match kind:
+            case "admit":
+                yield ev.Admit(
+                    request=f"r{self.drawn}",
+                    prompt=rng.randint(1, 3 * max(4, self.w.align)),
+                    text=rng.randint(0, 2),
+                    reuse=rng.random() < 0.8,
+                )
+            case "prefill":
+                rows = [r for r in ledger.named(decoding=False) if ledger.requests[r].missing]
+                chunk = rng.choice((1, 2, 5, WHOLE))
+                yield ev.Prefill(chunks={r: chunk for r in rows if rng.random() < 0.7})
+            case "verify":
+                yield self._verify()
+            case "accept":
+                yield self._accept()
+            case (
+                "recompute"
+            ):  # what steps made of the state must be what the prompt path makes of the same tokens
+                for name in ledger.named()[:1]:
+                    flush = ev.Flush(request=name)
+                    yield from (flush, ev.Preempt(request=name), ev.Resume(request=name))
+                    yield from (ev.Prefill(chunks={name: WHOLE}), flush)
+            case _:
+                yield self._one(kind)
+
+    def _verify(self) -> ev.Event | None:
+        rows = self.ledger.named()
+        rows = self.rng.sample(rows, self.rng.randint(min(1, len(rows)), min(3, len(rows))))
+        if len(self.ledger.open) > 2:
+            return None
+        windows = {r: self.rng.randint(1, self.w.max_len) for r in rows}
+        return ev.Verify(windows=windows, padding=self.rng.choice((0, 0, 1, 3)), salt=self.drawn)
+
+    def _accept(self) -> ev.Event:
+        rng, rows = self.rng, self.ledger.open[0] if self.ledger.open else {}
+        return ev.Accept(
+            accepted={r: 0 if rng.random() < 0.1 else rng.randint(1, n) for r, n in rows.items()},
+            force_flush=[r for r in rows if rng.random() < 0.1],
+            boundary={r: how for r in rows if (how := rng.choice(("leave", "copy", "stay"))) != "leave"},
+        )
+
+    def _one(self, kind: str) -> ev.Event | None:
+        """An event of one request, of those for which it is legal."""
+        for name in self.rng.sample([*self.ledger.requests], len(self.ledger.requests)):
+            if kind == "fork":
+                e: ev.Event = ev.Fork(request=name, to=f"f{self.drawn}")
+            elif kind == "offload":
+                e = ev.Offload(request=name, settle=self.rng.random() < 0.5)
+            else:
+                e = ev.EVENTS[kind](request=name)  # type: ignore[call-arg]
+            if self.ledger.repair(e):
+                return e
+        return None
+
+
+def draw_setup(rng: random.Random, backend: str) -> Setup:
+    """A small shape and a window: any recurrence and gate, any way to store the state."""
+    arch, k = rng.choice([*Arch]), 16
+    h, v = rng.choice((1, 2)), rng.choice((4, 8))
+    hv = h * rng.choice((1, 2))
+    state = rng.choice((DType.FP32, DType.FP32, DType.BF16, DType.FP16, DType.NVFP4))
+    g = Geometry(
+        arch=arch,
+        num_layers=rng.choice((1, 1, 2)),
+        num_k_heads=h,
+        num_v_heads=hv,
+        head_k=k,
+        head_v=v,
+        conv=Conv(channels=2 * h * k + hv * v, width=rng.choice((2, 3, 4)), dilation=rng.choice((1, 1, 2))),
+        act_dtype=rng.choice((DType.BF16, DType.FP16, DType.FP32)),
+        state_dtype=state,
+        stochastic=state in (DType.BF16, DType.FP16) and rng.random() < 0.3,
+        record_dtype=rng.choice((DType.FP32,) * 8 + (DType.BF16, DType.FP16)),
+        read_dtype=rng.choice((None,) * 9 + (DType.BF16, DType.FP8, DType.NVFP4)),
+        gate_lower_bound=-5.0 if arch is Arch.KDA and rng.random() < 0.5 else None,
+        dt_softplus=rng.random() < 0.7,
+    )
+    t = rng.randint(1, 6)
+    w = Window(
+        max_len=t,
+        ring_len=rng.choice((None, t, rng.randint(t, 20))),
+        align=rng.choice((0, t, rng.randint(t, t + 8))),
+        mode=rng.choice((Mode.EXACT,) * 4 + (Mode.FAST,)),
+    )
+    poison = rng.choice((None, 0xFF, 0x3E))
+    return Setup(
+        geometry=g,
+        window=w,
+        slots=rng.randint(4, 9),
+        seed=rng.randrange(2**16),
+        backend=backend,
+        poison=poison,
+    )
