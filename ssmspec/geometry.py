@@ -166,6 +166,10 @@ class Window:
         t = self.max_len
         if t < 1:
             raise ValueError(f"max_len={t}: a window has at least one token")
+        if t > MAX_RING // 2:
+            raise ValueError(
+                f"max_len={t}: a ring of {MAX_RING} records holds two windows; the nearest legal value is {MAX_RING // 2}"
+            )
         if 0 < self.align < t:
             raise ValueError(
                 f"align={self.align} < max_len={t}: a window may cross one boundary at most;"

@@ -1,53 +1,20 @@
 """Exactness, computed and then checked: which policy gives native's bits, and how far away the others are."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ssmspec import layout
-from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
+from ssmspec.geometry import DType, Geometry, Mode, Window
 from ssmspec.measure.difference import Error, Tally
+from ssmspec.measure.expected import Expected, expected
 from ssmspec.measure.lockstep import Contender, Lockstep, Pair
 from ssmspec.runtime import events
+from ssmspec.runtime.setup import Setup, reduced
+
+__all__ = ["Exactness", "Expected", "First", "compare", "expected", "life", "play", "reduced"]
 
 ORACLE = "oracle"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """Whether outputs and settled states must be bit-equal to native's, and what speaks against it."""
-
-    outputs: bool
-    states: bool
-    why: str = ""
-
-    @property
-    def equal(self) -> bool:
-        return self.outputs and self.states
-
-
-def expected(policy: str, g: Geometry, w: Window) -> Expected:
-    """Computed from what is recorded, in which order it is summed, and where the state is rounded."""
-    if policy == "native":
-        return Expected(outputs=True, states=True)
-    fast = w.mode is Mode.FAST
-    raw = g.arch is Arch.MAMBA2 or g.read_dtype is not None  # records do not depend on the state
-    lossy = g.record_dtype is not DType.FP32 and not raw
-    flushes = policy == "checkpointing" and g.state_dtype is not DType.FP32
-    at_flush = flushes and not layout.rounds_at_ends(policy, g, w)
-    reasons = [
-        text
-        for holds, text in (
-            (lossy, f"{g.record_dtype} records lose bits"),
-            (fast, "matrix products sum in another order"),
-            (at_flush, f"the {g.state_dtype} state is rounded at a flush, not at every step's end"),
-            (g.read_dtype is not None, f"outputs read the {g.read_dtype} copy"),
-        )
-        if holds
-    ]
-    states = not (lossy or at_flush or (fast and not raw))
-    outputs = states and not fast and g.read_dtype is None
-    return Expected(outputs=outputs, states=states, why="; ".join(reasons))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +53,6 @@ class Exactness:
         return outputs_ok and not (self.expected.states and self.states.different)
 
 
-def reduced(g: Geometry) -> Geometry:
-    """Two layers, a group of heads and 16 rows of a geometry: layers, heads and rows of S do not mix."""
-    h, v = 1 if g.group > 1 else min(2, g.num_k_heads), min(16, g.head_v)
-    hv = h * min(g.group, 2)
-    conv = replace(g.conv, channels=2 * h * g.head_k + hv * v)
-    return replace(g, num_layers=2, num_k_heads=h, num_v_heads=hv, head_v=v, conv=conv)
-
-
 def life(w: Window, *, requests: int, steps: int, seed: int) -> Iterator[events.Event]:
     """Requests of mixed lengths, prefilled in chunks, then ``steps`` ragged windows with random acceptance.
 
@@ -129,8 +88,8 @@ class _Judge:
     def __call__(self, pair: Pair) -> None:
         a, b, name = pair.native, pair.other, pair.contender
         if name == ORACLE:  # the first of the contenders, so its value is at hand for the others
-            self._oracle[a.request, a.layer, a.tokens] = pair
             if a.what == "state":
+                self._oracle[a.request, a.layer, a.tokens] = pair
                 self.native_error = self.native_error.add(a.value, b.value)
             return
         tallies = self.outputs if a.what == "output" else self.states
@@ -140,9 +99,22 @@ class _Judge:
             self.first[name] = First(
                 step=self.step, tokens=a.tokens, request=a.request, layer=a.layer, field=a.what
             )
-        if a.what == "state":
+        if a.what == "state" and self._oracle:
             oracle = self._oracle[a.request, a.layer, a.tokens].other.value
             self.errors[name] = self.errors[name].add(b.value, oracle)
+
+    def result(self, c: Contender) -> Exactness:
+        return Exactness(
+            policy=c.policy,
+            mode=c.w.mode,
+            state_dtype=c.g.state_dtype,
+            expected=expected(c.policy, c.g, c.w),
+            outputs=self.outputs.get(c.name, Tally()),
+            states=self.states.get(c.name, Tally()),
+            first=self.first.get(c.name),
+            error=self.errors.get(c.name, self.native_error),
+            native_error=self.native_error,
+        )
 
 
 def compare(
@@ -156,44 +128,54 @@ def compare(
     backend: str = "torch",
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Exactness]:
-    """Play one life under native and under each of ``names`` in each window's mode; native itself comes first.
+    """Play one random life under native and under each of ``names`` in each window's mode; native itself comes first.
 
     ``windows`` differ in mode only. A policy that cannot serve the geometry raises ValueError.
     """
-    plain = replace(g, read_dtype=None)
-    native = Contender(name="native", policy="native", g=plain, w=windows[0])
-    oracle = Contender(
-        name=ORACLE,
-        policy="native",
-        g=replace(plain, state_dtype=DType.FP64, stochastic=False),
-        w=windows[0],
-    )
+    setup = Setup(geometry=g, window=windows[0], seed=seed, backend=backend)
+    script = life(windows[0], requests=requests, steps=steps, seed=seed)
+
+    def tell(step: int) -> None:
+        progress(f"{g.arch} {g.state_dtype} T={windows[0].max_len}: step {step} of {steps}")
+
+    return play(setup, script, [w.mode for w in windows], names, progress=tell)
+
+
+def play(
+    setup: Setup,
+    script: Iterable[events.Event],
+    modes: Sequence[Mode],
+    names: Sequence[str] = layout.POLICY_NAMES,
+    *,
+    oracle: bool = True,
+    progress: Callable[[int], None] = lambda step: None,
+) -> list[Exactness]:
+    """Play any script the same way. Without ``oracle`` the errors are not measured, and windows may be dropped."""
+    plain = replace(setup.geometry, read_dtype=None)
+    native = Contender(name="native", policy="native", g=plain, w=setup.window)
+    double = replace(plain, state_dtype=DType.FP64, stochastic=False)
     runs = [
-        Contender(name=f"{policy} {w.mode}", policy=policy, g=g, w=w)
-        for w in windows
+        Contender(
+            name=f"{policy} {mode}", policy=policy, g=setup.geometry, w=replace(setup.window, mode=mode)
+        )
+        for mode in modes
         for policy in names
         if policy != "native"
     ]
     judge = _Judge(runs)
-    lockstep = Lockstep(native, [oracle, *runs], judge, seed=seed, backend=backend)
-    for event in life(windows[0], requests=requests, steps=steps, seed=seed):
+    lockstep = Lockstep(
+        native,
+        [*([replace(native, name=ORACLE, g=double)] if oracle else []), *runs],
+        judge,
+        num_slots=setup.slots,
+        seed=setup.seed,
+        backend=setup.backend,
+        poison=setup.poison,
+    )
+    for event in script:
         if isinstance(event, events.Verify):
             judge.step += 1
-            progress(f"{g.arch} {g.state_dtype} step {judge.step}/{steps}")
+            progress(judge.step)
         lockstep.play(event)
-    assert not lockstep.unmatched()
-
-    def result(c: Contender) -> Exactness:
-        return Exactness(
-            policy=c.policy,
-            mode=c.w.mode,
-            state_dtype=g.state_dtype,
-            expected=expected(c.policy, c.g, c.w),
-            outputs=judge.outputs.get(c.name, Tally()),
-            states=judge.states.get(c.name, Tally()),
-            first=judge.first.get(c.name),
-            error=judge.errors.get(c.name, judge.native_error),
-            native_error=judge.native_error,
-        )
-
-    return [result(c) for c in ([native] if "native" in names else []) + runs]
+    assert not oracle or not lockstep.unmatched(), "a life closes its windows"
+    return [judge.result(c) for c in ([native] if "native" in names else []) + runs]

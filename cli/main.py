@@ -1,0 +1,62 @@
+"""The command line: `ssmspec`. Registers the commands, and turns what goes wrong into a sentence and an exit code."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+import ssmspec
+
+from . import compare, doctor, play, presets
+from .console import complain
+from .errors import sentence
+
+FAILED, COULD_NOT_RUN, INTERRUPTED = 1, 2, 130
+
+
+class Sentences(TyperGroup):
+    """A complaint about the input is a sentence, not a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            complain(sentence(error))
+            raise typer.Exit(COULD_NOT_RUN) from None
+        except KeyboardInterrupt:
+            complain("interrupted; nothing was written")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=Sentences,
+    help="Speculative decoding on hybrid models: what each way to undo rejected drafts costs, and whether it changes the output.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ssmspec {ssmspec.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None: ...
+
+
+app.add_typer(compare.app, name="compare")
+app.command("presets")(presets.presets)
+app.command("play")(play.play)
+app.command("doctor")(doctor.doctor)
+
+
+def run() -> None:
+    """The entry point."""
+    app()

@@ -1,0 +1,268 @@
+"""A result as text: tables that fit the terminal, and the same as Markdown. Formats numbers, and works nothing out."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ssmspec.measure.checks import Check
+from ssmspec.measure.report import Played, Report
+from ssmspec.measure.sweep import Row
+
+from .names import TITLES, short
+
+if TYPE_CHECKING:  # importing it imports torch
+    from ssmspec.measure.exact import Exactness
+
+Cells = dict[str, str]  # a row, by column title
+
+_EVERY = ("draft", "ring", "state_dtype", "record_dtype", "read_copy", "cache_mode")
+_MOVED, _FIT = ("batch", "tp"), ("context", "kv_dtype", "tp")
+_USUAL = {"read_copy": "none", "cache_mode": "none", "tp": 1}  # goes without saying
+STYLES = {"equal": "green", "differs": "yellow", "DIFFERS": "bold red", "ok": "green", "OFF": "bold red"}
+FIT = "requests\nthat fit"
+ULP, ABS = "max ulp\nout / state", "max |Δ|\nout / state"
+LEFT = (
+    "preset",
+    "arch",
+    "what",
+    "found",
+    "policy",
+    "mode",
+    "match",
+    "first difference",
+    "limit",
+    "note",
+    "check",
+    "source",
+)
+WRAPPED, WRAP = ("note", "found"), 24  # columns whose cells may wrap, and where at the earliest
+GAP = 2  # between columns
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.1f}"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:,.1f}"
+
+
+def _kib(*nbytes: float) -> str:
+    return " / ".join(f"{n / 2**10:,.1f}" for n in nbytes)
+
+
+def match(e: "Exactness | None", policy: str) -> Cells:
+    """What a life showed of a policy: small letters where that is as expected."""
+    if e is None or policy == "native":
+        return {"match": "native" if e else "", "first difference": "", ULP: ""}
+    f = e.first
+    return {
+        "match": "equal" if e.equal else "differs" if e.ok else "DIFFERS",
+        "first difference": f"step {f.step}, layer {f.layer}, {f.field}" if f else "",
+        ULP: "0" if e.equal else f"{e.outputs.max_ulp:,} / {e.states.max_ulp:,}",
+    }
+
+
+def _apart(e: "Exactness", policy: str) -> Cells:
+    own = policy == "native"
+    return {
+        ABS: "" if own else f"{e.outputs.max_abs:.0e} / {e.states.max_abs:.0e}",
+        "outputs apart": "" if own else f"{e.outputs.different:,} of {e.outputs.compared:,}",
+        "states apart": "" if own else f"{e.states.different:,} of {e.states.compared:,}",
+    }
+
+
+def _exact(row: Row) -> Cells:
+    e = row.exact
+    assert e is not None
+    return match(e, row.policy) | _apart(e, row.policy) | {"error": f"{e.error.relative:.2e}"}
+
+
+def _moved(row: Row) -> Cells:
+    assert row.traffic is not None
+    read, write = row.model_step
+    return {"read MB": _mb(read), "write MB": _mb(write), "vs native": f"{row.traffic.vs_native:.2f}x"}
+
+
+def _traffic(row: Row) -> Cells:
+    t = row.traffic
+    assert t is not None
+    reads, writes, shared = t.reads, t.writes, t.parts
+    return {
+        "state r/w": _kib(reads.state, writes.state),
+        "records r/w": _kib(reads.records, writes.records),
+        "conv": _kib(shared.conv),
+        "activations": _kib(shared.activations),
+        "flushes": f"{t.cadence.flush_fraction:.1%}",
+        **_moved(row),
+    }
+
+
+def _fit(row: Row) -> Cells:
+    assert row.capacity is not None
+    return {"MiB/request": _mib(row.capacity.parts.total), FIT: f"{row.capacity.requests:,}"}
+
+
+def _capacity(row: Row) -> Cells:
+    c = row.capacity
+    assert c is not None
+    parts = ("checkpoint", "snapshots", "records", "conv", "kv", "padding")
+    cells = {name.replace("kv", "KV"): _mib(getattr(c.parts, name)) for name in parts} | _fit(row)
+    cells |= {"limit": c.limit, "block": f"{c.plan.block_tokens:,}"}
+    return cells | ({"reused": f"{row.reuse.tokens:,}"} if row.reuse else {})
+
+
+def _headline(row: Row) -> Cells:
+    return match(row.exact, row.policy) | _moved(row) | _fit(row)
+
+
+def cells(report: Report) -> list[Cells]:
+    """The table: what tells rows apart, then the numbers."""
+    first = report.rows[0]
+    modes = len({row.mode for row in report.rows} - {None}) > 1
+    whole = first.exact and first.traffic and first.capacity
+    body = _headline if whole else _exact if first.exact else _traffic if first.traffic else _capacity
+    table = []
+    for row in report.rows:
+        labels = row.case.labels()
+        found = {"policy": row.policy} | ({"mode": row.mode or ""} if modes else {})
+        found |= {TITLES[name]: short(labels[name]) for name in report.varied}
+        table.append(found | body(row) | {"note": row.note})
+    return _squared(table)
+
+
+def _squared(table: Sequence[Cells]) -> list[Cells]:
+    """Every row with every column, but for notes where there is none."""
+    titles = list(dict.fromkeys(title for row in table for title in row if title != "note" or row[title]))
+    return [{title: row.get(title, "") for title in titles} for row in table]
+
+
+def _width(table: Sequence[Cells], title: str) -> int:
+    """What a column needs; one whose cells may wrap is content with less."""
+    lines = [line for text in (title, *(row[title] for row in table)) for line in text.split("\n")]
+    return min(max(map(cell_len, lines)), WRAP if title in WRAPPED else 1000)
+
+
+def pages(table: Sequence[Cells], keys: Sequence[str], width: int) -> list[list[str]]:
+    """The columns side by side as far as ``width`` goes, the others below; each page starts with ``keys``."""
+    found = [[*keys]]
+    for title in table[0]:
+        if title in keys:
+            continue
+        needed = sum(_width(table, t) + GAP for t in (*found[-1], title)) - GAP
+        if needed > width and len(found[-1]) > len(keys):
+            found.append([*keys])
+        found[-1].append(title)
+    return found
+
+
+def show_table(
+    console: Console, table: Sequence[Cells], keys: Sequence[str], sections: Sequence[int] = ()
+) -> None:
+    """A table that fits the terminal, a line behind the rows of ``sections``."""
+    for titles in pages(table, keys, console.width):
+        drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        for title in titles:
+            side: JustifyMethod = "left" if title in LEFT else "right"
+            drawn.add_column(title, justify=side, no_wrap=title not in WRAPPED)
+        for number, row in enumerate(table):
+            styled = (Text(row[title], STYLES.get(row[title], "")) for title in titles)
+            drawn.add_row(*styled, end_section=number in sections)
+        console.print(drawn)
+        console.print()
+
+
+def show(console: Console, report: Report, *, checks: bool) -> None:
+    """The table with what is common above it, and advice, checks and notes below."""
+    table = cells(report)
+    keys = ["policy", *(t for t in table[0] if t == "mode" or t in TITLES.values())]
+    console.print(Text("\n".join(heading(report)), "bold"))
+    ends = [i for i, (a, b) in enumerate(pairwise(report.rows)) if a.case is not b.case]
+    show_table(console, table, keys, ends)
+    for line in report.advice:
+        console.print(Text(line))
+    if checks:
+        _show_checks(console, report.checks)
+    for note in report.notes:
+        console.print(Text(note, "dim"))
+
+
+def show_played(console: Console, played: Played) -> None:
+    """A row for each policy that a script was played under."""
+    g, w = played.setup.geometry, played.setup.window
+    facts = f"{g.arch}, {short(g.state_dtype)} state, {w.mode} mode, T={w.max_len}, ring {w.limit}, align {w.align}"
+    console.print(Text(f"{played.script}: {played.events:,} events; {facts}", "bold"))
+    table = [
+        {"policy": e.policy, **match(e, e.policy), **_apart(e, e.policy), "note": _why(e)}
+        for e in played.results
+    ]
+    show_table(console, _squared(table), ["policy"])
+
+
+def _why(e: "Exactness") -> str:
+    return "" if e.equal else e.expected.why if e.ok else "expected to be equal, and is not"
+
+
+def heading(report: Report) -> list[str]:
+    """The model, and what all rows have in common."""
+    m, g, row = report.model, report.model.geometry, report.rows[0]
+    shape = f"H={g.num_k_heads} HV={g.num_v_heads} K={g.head_k} V={g.head_v}"
+    asked = [*_EVERY, *(_MOVED if row.traffic else ()), *(_FIT if row.capacity else ())]
+    labels = {name: value for name, value in row.case.labels().items() if name in asked}
+    same = [
+        f"{TITLES[name]} {short(value)}"
+        for name, value in labels.items()
+        if name not in report.varied and value != _USUAL.get(name)
+    ]
+    if row.traffic and "draft" not in report.varied:
+        same.append(f"{row.case.acceptance.mean:.2f} tokens accepted a step")
+    layers = f"{g.num_layers} of {m.num_layers} layers recurrent"
+    return [f"{m.name}: {g.arch}, {layers}, {shape}", ", ".join(same)]
+
+
+def _show_checks(console: Console, checks: Sequence[Check]) -> None:
+    for c in checks:
+        verdict = "ok" if c.ok else "OFF"
+        found = f"published {c.expected:,.4g}, here {c.got:,.4g} {c.unit} (within {c.tolerance:,.2g})"
+        console.print(Text.assemble((verdict, STYLES[verdict]), f" {c.name}: {found}"))
+        for text in filter(None, (f"Source: {c.source}", c.note)):
+            console.print(Padding(Text(text, "dim"), (0, 0, 0, 4)))
+    console.print()
+
+
+def markdown(report: Report) -> str:
+    """The same as `show`, for a page."""
+    parts = [f"**{line}**  " for line in heading(report)] + ["", *_grid(cells(report)), ""]
+    parts += [f"- {line}" for line in report.advice]
+    if report.checks:
+        parts += ["", *_grid([_check_cells(check) for check in report.checks])]
+    parts += ["", *(f"- {note}" for note in report.notes), "", f"`{report.command}`"]
+    return "\n".join(parts) + "\n"
+
+
+def _grid(table: Sequence[Cells]) -> list[str]:
+    def line(items: Sequence[str]) -> str:
+        return "| " + " | ".join(item.replace("\n", " ").replace("|", "\\|") for item in items) + " |"
+
+    rule = "|" + "|".join(":--" if title in LEFT else "--:" for title in table[0]) + "|"
+    return [line([*table[0]]), rule, *(line([*row.values()]) for row in table)]
+
+
+def _check_cells(c: Check) -> Cells:
+    return {
+        "check": c.name,
+        "published": f"{c.expected:,.4g}",
+        "here": f"{c.got:,.4g}",
+        "unit": c.unit,
+        "within": f"{c.tolerance:,.2g}",
+        "": "ok" if c.ok else "OFF",
+        "source": c.source,
+        "note": c.note,
+    }

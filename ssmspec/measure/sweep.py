@@ -1,0 +1,166 @@
+"""Every policy in every combination of what a user asked for: bytes, requests that fit, and bits."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ssmspec.acceptance import Acceptance
+from ssmspec.geometry import Geometry, Mode, Window
+from ssmspec.measure import capacity, traffic
+from ssmspec.measure.capacity import CapacityResult, Reuse, Settings
+from ssmspec.measure.expected import Expected, expected
+from ssmspec.measure.planner import CacheMode
+from ssmspec.measure.traffic import Traffic
+from ssmspec.model import Model
+from ssmspec.runtime.setup import reduced
+
+if TYPE_CHECKING:  # importing it imports torch
+    from ssmspec.measure.exact import Exactness
+
+ALIGN = 16  # tokens between the boundaries that a played life crosses in align mode, which the real block is too long for
+
+
+class Part(StrEnum):
+    EXACT = "exact"
+    TRAFFIC = "traffic"
+    CAPACITY = "capacity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination. The model carries the formats of its state and records."""
+
+    model: Model
+    window: Window
+    acceptance: Acceptance
+    settings: Settings
+    batch: int
+
+    def labels(self) -> dict[str, str | int]:
+        """What tells one combination from another, by name."""
+        g, s = self.model.geometry, self.settings
+        return {
+            "draft": self.window.max_len - 1,
+            "ring": self.window.limit,
+            "state_dtype": g.state_dtype,
+            "record_dtype": g.record_dtype,
+            "read_copy": g.read_dtype or "none",
+            "batch": self.batch,
+            "context": s.context,
+            "kv_dtype": s.kv_dtype,
+            "cache_mode": s.cache_mode,
+            "tp": s.tp,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One policy in one combination; what was not asked for is None."""
+
+    case: Case
+    policy: str
+    mode: Mode | None  # None: native, which has but one
+    exact: "Exactness | None" = None
+    traffic: Traffic | None = None
+    capacity: CapacityResult | None = None
+    reuse: Reuse | None = None  # align only, of a resent prompt that fills the context
+
+    @property
+    def window(self) -> Window:
+        return self.case.window if self.mode is None else replace(self.case.window, mode=self.mode)
+
+    @property
+    def expected(self) -> Expected:
+        return expected(self.policy, self.case.model.geometry, self.window)
+
+    @property
+    def model_step(self) -> tuple[float, float]:
+        """Bytes (read, written) by all recurrent layers of one rank in one step of the batch."""
+        assert self.traffic is not None
+        return self.traffic.model_step(self.case.batch)
+
+    @property
+    def ok(self) -> bool:
+        return self.exact is None or self.exact.ok
+
+    @property
+    def note(self) -> str:
+        """What a reader should know of this row beyond its numbers."""
+        notes = []
+        if self.exact is not None and not self.exact.equal:
+            notes.append(self.exact.expected.why if self.ok else "EXPECTED TO BE EQUAL, AND IS NOT")
+        if self.policy == "native" and self.case.model.geometry.read_dtype:
+            notes.append("keeps no read copy")
+        if self.capacity is not None and self.capacity.limit is not capacity.Limit.MEMORY:
+            notes.append(f"{self.capacity.limit} bind")
+        return "; ".join(notes)
+
+
+def run(
+    cases: Sequence[Case],
+    policies: Sequence[str],
+    modes: Sequence[Mode],
+    parts: Iterable[Part],
+    *,
+    seed: int = 0,
+    backend: str = "torch",
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """A row for each case, mode and policy, native first and once. What cannot be raises ValueError, before a life is played."""
+    wanted, rows = set(parts), []
+    for number, case in enumerate(cases, start=1):
+        progress(f"combination {number:,} of {len(cases):,}")
+        for row in _blank(case, policies, modes):
+            rows.append(_counted(row, wanted, seed))
+    return _played(rows, modes, seed, backend, progress) if Part.EXACT in wanted else rows
+
+
+def _blank(case: Case, policies: Sequence[str], modes: Sequence[Mode]) -> list[Row]:
+    native = [Row(case=case, policy="native", mode=None)] if "native" in policies else []
+    others = [name for name in policies if name != "native"]
+    return native + [Row(case=case, policy=name, mode=mode) for mode in modes for name in others]
+
+
+def life_of(case: Case) -> tuple[Geometry, Window]:
+    """What is played for a combination: a small shape of its layer, and its window. Many combinations share one."""
+    t = case.window.max_len
+    align = max(ALIGN, t) if case.settings.cache_mode is CacheMode.ALIGN else 0
+    return reduced(case.model.geometry), replace(case.window, align=align)
+
+
+def _counted(row: Row, parts: set[Part], seed: int) -> Row:
+    case, model = row.case, row.case.model
+    if row.policy == "native":
+        model = replace(model, geometry=replace(model.geometry, read_dtype=None))
+    if Part.TRAFFIC in parts:
+        shard = model.geometry.shard(case.settings.tp)
+        row = replace(row, traffic=traffic.of(row.policy, shard, row.window, case.acceptance, seed=seed))
+    if Part.CAPACITY in parts:
+        row = replace(row, capacity=capacity.of(row.policy, model, row.window, case.settings))
+        if case.settings.cache_mode is CacheMode.ALIGN:
+            found = capacity.reuse(row.policy, model, row.window, case.settings, case.settings.context)
+            row = replace(row, reuse=found)
+    return row
+
+
+def _played(
+    rows: Sequence[Row], modes: Sequence[Mode], seed: int, backend: str, progress: Callable[[str], None]
+) -> list[Row]:
+    """The rows with what their lives showed; a life is played once for all combinations that share it."""
+    from ssmspec.measure import exact
+
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    lives = list(dict.fromkeys(life_of(row.case) for row in rows))
+    found: dict[tuple[Geometry, Window, str, Mode | None], Exactness] = {}
+    for number, (g, w) in enumerate(lives, start=1):
+        tell = partial(_tell, progress, f"life {number} of {len(lives)}: ")
+        windows = [replace(w, mode=mode) for mode in modes]
+        results = exact.compare(g, windows, policies, seed=seed, backend=backend, progress=tell)
+        found |= {(g, w, r.policy, None if r.policy == "native" else r.mode): r for r in results}
+    return [replace(row, exact=found[*life_of(row.case), row.policy, row.mode]) for row in rows]
+
+
+def _tell(progress: Callable[[str], None], before: str, text: str) -> None:
+    progress(before + text)
