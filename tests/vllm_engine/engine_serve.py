@@ -1,10 +1,18 @@
-"""Plays one scenario on a real vLLM engine and writes what came out as JSON. Run as a script, in a process of its own."""
+"""Plays scenarios on a real vLLM engine, each in a process of its own, and writes what came out as JSON.
 
+Importing vLLM takes longer than an engine's start, so one process imports it and is forked for each scenario.
+"""
+
+import importlib
 import json
+import os
 import random
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+HEAVY = ("vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu.model_runner", "transformers")
 
 
 def prompts(lengths: list[int], shared: int, seed: int) -> list[dict[str, list[int]]]:
@@ -27,8 +35,9 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
         ]
         outputs = llm.generate(batch, params, use_tqdm=False)
         waves.append([_request(o) for o in outputs])
-    report = llm.collective_rpc("ssmspec_report") if scenario.get("report") else None
-    return {"waves": waves, "report": report, "preemptions": _preemptions(llm)}
+    report = llm.collective_rpc("ssmspec_report")[0] if scenario["report"] else None
+    metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
+    return {"waves": waves, "report": report, "preemptions": int(metrics.get("vllm:num_preemptions") or 0)}
 
 
 def _request(output: Any) -> dict[str, Any]:
@@ -37,10 +46,33 @@ def _request(output: Any) -> dict[str, Any]:
     return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
 
 
-def _preemptions(llm: Any) -> int:
-    return int(sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"))
+def main(folder: Path) -> None:
+    """Play every `NAME.in.json` of the folder into `NAME.json`, with what was printed in `NAME.log`."""
+    for module in HEAVY:
+        importlib.import_module(module)
+    importlib.import_module("triton_host.masks").install()
+    for source in sorted(folder.glob("*.in.json")):
+        name = source.name.removesuffix(".in.json")
+        child = os.fork()
+        if child == 0:
+            _play_and_exit(source, folder / name)
+        os.waitpid(child, 0)
+
+
+def _play_and_exit(source: Path, target: Path) -> NoReturn:
+    """In the forked process. Without a result file the scenario failed, and its log says why."""
+    log = os.open(target.with_name(target.name + ".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        result = play(json.loads(source.read_text()))
+        target.with_name(target.name + ".json").write_text(json.dumps(result))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    target.write_text(json.dumps(play(json.loads(source.read_text()))))
+    main(Path(sys.argv[1]))

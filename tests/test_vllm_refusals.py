@@ -1,0 +1,183 @@
+"""What cannot be served is refused while vLLM is being configured, by the flag's name. Stand-ins for vLLM's configs."""
+
+import json
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ssmspec.runtime.vllm import compat
+from ssmspec.runtime.vllm.config import ServeConfig
+from ssmspec.runtime.vllm.refusals import RULES, SERVED, Refused, check
+
+SERVE = ServeConfig(policy="checkpointing")
+
+
+def served() -> Any:
+    """A configuration with nothing to refuse; the names are vLLM 0.32.0's."""
+    return SimpleNamespace(
+        use_v2_model_runner=True,
+        device_config=SimpleNamespace(device_type="cpu"),
+        model_config=SimpleNamespace(
+            runner_type="generate",
+            enforce_eager=True,
+            hf_config=SimpleNamespace(architectures=["Qwen3NextForCausalLM"]),
+        ),
+        speculative_config=SimpleNamespace(
+            method="mtp",
+            num_speculative_tokens=3,
+            enable_adaptive_verification=False,
+            num_speculative_tokens_per_batch_size=None,
+        ),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1,
+            tensor_parallel_size=1,
+            data_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            enable_dbo=False,
+            worker_extension_cls="",
+        ),
+        cache_config=SimpleNamespace(
+            mamba_cache_mode="align",
+            mamba_ssm_cache_dtype="auto",
+            kv_offloading_size=None,
+            use_replayssm=False,
+            enable_mamba_shared_prefix_checkpoint=False,
+        ),
+        mamba_config=SimpleNamespace(enable_stochastic_rounding=False),
+        kv_transfer_config=None,
+        lora_config=None,
+    )
+
+
+REFUSED = [
+    ("device_config.device_type", "cuda", "device", "cpu"),
+    ("use_v2_model_runner", False, "VLLM_USE_V2_MODEL_RUNNER", "1"),
+    ("model_config.runner_type", "pooling", "--runner", "generate"),
+    ("speculative_config", None, "--speculative-config", '\'{"method": "mtp"'),
+    ("speculative_config.method", "suffix", "--speculative-config.method", "mtp or ngram"),
+    ("speculative_config.enable_adaptive_verification", True, "enable_adaptive_verification", "false"),
+    (
+        "speculative_config.num_speculative_tokens_per_batch_size",
+        [(1, 8, 3)],
+        "per_batch_size",
+        "num_speculative_tokens alone",
+    ),
+    ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size", "1"),
+    ("parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size", "1"),
+    ("parallel_config.data_parallel_size", 2, "--data-parallel-size", "1"),
+    ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size", "1"),
+    ("parallel_config.prefill_context_parallel_size", 2, "--prefill-context-parallel-size", "1"),
+    ("parallel_config.enable_dbo", True, "--enable-dbo", "false"),
+    ("parallel_config.worker_extension_cls", "my.Worker", "--worker-extension-cls", "none"),
+    ("kv_transfer_config", SimpleNamespace(), "--kv-transfer-config", "none"),
+    ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size", "none"),
+    ("lora_config", SimpleNamespace(), "--enable-lora", "none"),
+    ("cache_config.use_replayssm", True, "--use-replayssm", "false"),
+    ("mamba_config.enable_stochastic_rounding", True, "--enable-mamba-cache-stochastic-rounding", "false"),
+    ("cache_config.mamba_cache_mode", "all", "--mamba-cache-mode", "align"),
+    ("cache_config.enable_mamba_shared_prefix_checkpoint", True, "shared-prefix-checkpoint", "false"),
+    ("cache_config.mamba_ssm_cache_dtype", "fp8", "--mamba-ssm-cache-dtype", "float32, bfloat16 or float16"),
+    ("model_config.enforce_eager", False, "--enforce-eager", "true"),
+]
+
+
+def test_what_is_served_is_not_refused() -> None:
+    check(served(), SERVE, {})
+
+
+@pytest.mark.parametrize(("path", "value", "flag", "nearest"), REFUSED)
+def test_a_setting_is_refused_by_its_flag_with_the_nearest_legal(
+    path: str, value: object, flag: str, nearest: str
+) -> None:
+    config = served()
+    *owner, name = path.split(".")
+    setattr(attrgetter(".".join(owner))(config) if owner else config, name, value)
+    with pytest.raises(Refused, match="is not served with --ssm-policy checkpointing") as error:
+        check(config, SERVE, {})
+    what, _, legal = str(error.value).partition("; the nearest legal setting is ")
+    assert flag in what
+    assert legal.startswith(nearest)
+
+
+def test_every_rule_has_its_refusal_tested() -> None:
+    assert {rule.path for rule in RULES} == {path for path, *_ in REFUSED}
+
+
+@pytest.mark.parametrize(
+    "arch", ["KimiLinearForCausalLM", "NemotronHForCausalLM", "Qwen3_5ForCausalLM", "LlamaForCausalLM"]
+)
+def test_an_unknown_architecture_is_refused_by_name(arch: str) -> None:
+    config = served()
+    config.model_config.hf_config.architectures = [arch]
+    with pytest.raises(Refused, match=f"{arch} is not served .* served are {', '.join(SERVED)}"):
+        check(config, SERVE, {})
+
+
+def test_the_transposed_conv_layout_is_refused_by_its_variable() -> None:
+    with pytest.raises(Refused, match=r"VLLM_SSM_CONV_STATE_LAYOUT=DS .* the nearest legal setting is SD"):
+        check(served(), SERVE, {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"})
+
+
+def test_a_window_that_the_ring_cannot_hold_is_refused() -> None:
+    with pytest.raises(Refused, match=r"ring_len=3 .* the nearest legal value is 4"):
+        check(served(), ServeConfig(policy="checkpointing", ring_len=3), {})
+
+
+def _install(root: Path) -> dict[str, str]:
+    """A stand-in for a vLLM: its files, and their fingerprints."""
+    (root / "v1").mkdir(parents=True)
+    (root / "v1" / "runner.py").write_text("class Runner:\n    def step(self):\n        return 1\n")
+    name = "v1/runner.py:Runner.step"
+    found = compat.fingerprint(root, name)
+    assert found is not None
+    return {name: found}
+
+
+def test_a_checked_version_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    compat.check("1.2.3", tmp_path)
+
+
+def test_another_version_raises_with_found_and_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    with pytest.raises(RuntimeError, match=r"vllm 1\.2\.4 was not checked .* wanted 1\.2\.3"):
+        compat.check("1.2.4", tmp_path)
+
+
+@pytest.mark.parametrize("change", ["return 2", "pass"])
+def test_a_changed_internal_raises_with_its_name(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    file = tmp_path / "v1" / "runner.py"
+    file.write_text(file.read_text().replace("return 1", change))
+    with pytest.raises(
+        RuntimeError, match=r"v1/runner\.py:Runner\.step is [0-9a-f]{16}, wanted [0-9a-f]{16}"
+    ):
+        compat.check("1.2.3", tmp_path)
+
+
+def test_a_missing_internal_raises_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    (tmp_path / "v1" / "runner.py").write_text("class Runner: ...\n")
+    with pytest.raises(RuntimeError, match=r"Runner\.step is missing"):
+        compat.check("1.2.3", tmp_path)
+
+
+def test_an_edit_elsewhere_in_the_file_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    file = tmp_path / "v1" / "runner.py"
+    file.write_text("import os\n\n" + file.read_text())
+    compat.check("1.2.3", tmp_path)
+
+
+def test_reports_of_configs_are_json() -> None:
+    json.dumps(SERVE.to_dict())
