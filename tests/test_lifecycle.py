@@ -226,3 +226,38 @@ def test_a_cached_prefix_is_reused_and_leaves_a_token_to_compute(policy: str) ->
     assert len(e.requests["d"].tokens) == 10
     e.play(ev.Admit(request="e", prompt=12, reuse=False))
     assert e.requests["e"].tokens == []
+
+
+@pytest.mark.parametrize("how", ["leave", "copy", "stay"])
+@pytest.mark.parametrize("store", ["fp32", "fp16-stochastic"])
+def test_a_boundary_crossed_by_drafts_is_settled_and_reused(how: str, store: str) -> None:
+    """A stale ring behind a cached block: vllm-project/vllm#58863 commit 3, sgl-project/sglang#37837."""
+    g = geometry("gdn", store, num_layers=1)
+    others = [Contender(name=n, policy=n, g=g, w=W) for n in POLICY_NAMES[1:]]
+    native = Contender(name="native", policy="native", g=g, w=W)
+    lockstep = Lockstep(native, others, judge, num_slots=6, poison=0x3E)
+    script = [ev.Admit(request="a", prompt=3), ev.Prefill(chunks={"a": 3})]
+    for accepted in (2, 1, 1, 2, 3) if how == "stay" else (1, 3, 1, 2, 3):  # block ends at 5 and 10
+        script += [ev.Verify(windows={"a": 3}), ev.Accept(accepted={"a": accepted}, boundary={"a": how})]
+    for event in [*script, ev.Preempt(request="a"), ev.Resume(request="a")]:
+        lockstep.play(event)
+    assert {len(e.requests["a"].tokens) for e in lockstep.others.values()} == {10}
+    lockstep.play(ev.Prefill(chunks={"a": 100}))
+    for _ in range(3):
+        lockstep.play(ev.Verify(windows={"a": 3}))
+        lockstep.play(ev.Accept(accepted={"a": 3}))
+    lockstep.play(ev.Free(request="a"))
+    assert not lockstep.unmatched()
+
+
+@pytest.mark.parametrize("how", ["leave", "copy"])
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_nothing_is_pending_behind_a_boundary(policy: str, how: str) -> None:
+    e = engine(policy, poison=0x3E)
+    for accepted in (1, 3):
+        e.play(ev.Verify(windows={"a": 3}))
+        e.play(ev.Accept(accepted={"a": accepted}, boundary={"a": how}))
+    (slot,) = e.cache.of.values()
+    before = e.policy.checkpoint(0)[slot].clone()
+    e.policy.settle(torch.tensor([slot]))
+    assert torch.equal(e.policy.checkpoint(0)[slot], before)
