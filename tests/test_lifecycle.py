@@ -258,6 +258,8 @@ def test_nothing_is_pending_behind_a_boundary(policy: str, how: str) -> None:
         e.play(ev.Verify(windows={"a": 3}))
         e.play(ev.Accept(accepted={"a": accepted}, boundary={"a": how}))
     (slot,) = e.cache.of.values()
+    cursor = e.pool.tensors.get("count", e.pool.tensors.get("winner"))
+    assert cursor is None or cursor[slot] == 0
     before = e.policy.checkpoint(0)[slot].clone()
     e.policy.settle(torch.tensor([slot]))
     assert torch.equal(e.policy.checkpoint(0)[slot], before)
