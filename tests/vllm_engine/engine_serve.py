@@ -26,9 +26,13 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     llm = LLM(**scenario["engine"])
-    waves = []
+    waves: list[list[dict[str, Any]]] = []
     for wave in scenario["waves"]:
         batch = prompts(wave["lengths"], wave.get("shared", 0), wave.get("seed", 1))
+        batch += [
+            {"prompt_token_ids": waves[-1][i]["prompt"] + waves[-1][i]["tokens"]}
+            for i in wave.get("go_on", ())
+        ]
         params = [
             SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=3, seed=i)
             for i, n in enumerate(wave["max_tokens"])
@@ -43,7 +47,12 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
 def _request(output: Any) -> dict[str, Any]:
     completion = output.outputs[0]
     logprobs = [{str(t): p.logprob for t, p in sorted(step.items())} for step in completion.logprobs]
-    return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
+    return {
+        "prompt": list(output.prompt_token_ids),
+        "tokens": list(completion.token_ids),
+        "logprobs": logprobs,
+        "cached": output.num_cached_tokens,
+    }
 
 
 def main(folder: Path) -> None:

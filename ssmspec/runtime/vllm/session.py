@@ -63,6 +63,11 @@ class Session:
     def num_slots(self) -> int:
         return 2 * self.num_requests + 1
 
+    @property
+    def lags(self) -> bool:
+        """Whether a page may be behind its request, with records that make up for it."""
+        return "count" in self.cursors
+
     def bind(
         self,
         groups: Sequence[Sequence[int]],
@@ -80,6 +85,8 @@ class Session:
         paged = [pages.PagedState(state, table[i]) for i, state in enumerate(states)]
         pool = pages.pool(self.layout, paged, [dict(r) for r in records], self.cursors)
         self.convs = tuple(convs)
+        for cursor in self.cursors.values():
+            cursor.zero_()
         self.policy = policies.make(self.serve.policy, self.g, self.w, pool, params, "torch")
         self.step = None
 

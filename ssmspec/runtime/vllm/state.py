@@ -27,9 +27,24 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         self.session = Session(first.serve, first.geometry, first.window, self.max_num_reqs, device)
         self.group_ids: list[int] = []
         self.first_names: list[str] = []
+        self.running: set[str] = set()
+        self.removed: set[str] = set()  # since the last forward pass
+
+    def remove_request(self, req_id: str) -> None:
+        super().remove_request(req_id)
+        if req_id in self.running:
+            self.running.remove(req_id)
+            self.removed.add(req_id)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
+        """A request starts or resumes. One that is re-added on the spot keeps pages that may lag: refused."""
+        if new_req_data.req_id in self.removed and self.session.lags:
+            raise RuntimeError(
+                f"ssmspec: request {new_req_data.req_id} got more input while running, which --ssm-policy"
+                f" {self.session.serve.policy} does not serve; send it whole, or serve with --ssm-policy recover"
+            )
         super().add_request(req_index, new_req_data)
+        self.running.add(new_req_data.req_id)
         self.session.admit(req_index)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
@@ -59,7 +74,8 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         self, input_batch: Any, cudagraph_mode: Any, block_tables: Any, *args: Any, **kwargs: Any
     ) -> Any:
         metadata = super().prepare_attn(input_batch, cudagraph_mode, block_tables, *args, **kwargs)
-        if all(name in metadata for name in self.first_names):
+        self.removed.clear()
+        if self.first_names and all(name in metadata for name in self.first_names):
             self.session.stage(self._batch(input_batch, metadata, block_tables))
         return metadata
 

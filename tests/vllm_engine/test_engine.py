@@ -1,0 +1,152 @@
+"""A real vLLM engine under every policy: its scheduler, block manager and prefix cache, its V2 runner, our commits.
+
+The baseline is vLLM's own policy, a page per token, through the same reference kernels ("native" with the backend
+"torch"). Every scenario is played in the same schedule, so that tokens and logprobs must be equal to the bit.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import engine_checkpoint
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+SYNTHETIC = {  # accepts by request seed and position, so partly, and alike under every policy
+    "method": "mtp",
+    "num_speculative_tokens": 3,
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rates": [0.8, 0.6, 0.4],
+}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+BLOCK = 128  # tokens; what vLLM makes of the checkpoint's shapes
+
+# the first two leave early, so that two join; 127 crosses its first block boundary with a draft; then two go on from
+# what they generated, through states that were committed at a boundary
+LONG = [
+    {
+        "lengths": [257, 64, 1, 2, 127, 129, 257, 300, 385, 386],
+        "shared": 384,
+        "max_tokens": [20, 30, 205, 200, 220, 205, 200, 205, 200, 205],
+    },
+    {
+        "lengths": [385, 386, 500],
+        "shared": 384,
+        "seed": 2,
+        "go_on": [4, 5],
+        "max_tokens": [12, 12, 20, 12, 12],
+    },
+]
+# hits of all but one token: the request's first row is a window of one token
+TAILS = [
+    {"lengths": [257, 129, 300], "shared": 256, "max_tokens": [12, 12, 12]},
+    {"lengths": [257, 129, 258, 385], "shared": 256, "seed": 2, "max_tokens": [12, 12, 10, 10]},
+]
+SHORT = [{"lengths": [1, 2, 65, 100], "max_tokens": [30, 24, 32, 16]}]
+
+SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]]] = {
+    "align": (("native", "recover", "every-step", "checkpointing"), LONG, {}),
+    "ngram": (("native", "checkpointing"), TAILS, {"speculative_config": NGRAM}),
+    "fp32": (
+        ("native", "every-step", "checkpointing"),
+        SHORT,
+        {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"},
+    ),
+    "fp16": (("native", "recover", "checkpointing"), SHORT, {"mamba_ssm_cache_dtype": "float16"}),
+    "fast": (("checkpointing",), SHORT, {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}),
+}
+CASES = [(s, p) for s, (policies, _, _) in SCENARIOS.items() if "native" in policies for p in policies[1:]]
+
+
+def _engine(model: Path, policy: str, mode: str, change: dict[str, Any]) -> dict[str, Any]:
+    selection = {"policy": policy, "mode": mode} | ({"backend": "torch"} if policy == "native" else {})
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "max_model_len": 768,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 192,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**28,
+        "disable_log_stats": False,
+        "speculative_config": SYNTHETIC,
+        "additional_config": {"ssmspec": selection},
+        **change,
+    }
+
+
+@pytest.fixture(scope="module")
+def played(
+    run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Any]:
+    folder = tmp_path_factory.mktemp("engines")
+    model = engine_checkpoint.write(folder / "model")
+    for name, (policies, waves, change) in SCENARIOS.items():
+        for policy in policies:
+            engine = _engine(model, policy, "fast" if name == "fast" else "exact", change)
+            scenario = {"engine": engine, "waves": waves, "report": policy != "native"}
+            (folder / f"{name}.{policy}.in.json").write_text(json.dumps(scenario))
+    run_script("engine_serve.py", folder)
+    return {(n, p): _load(folder, f"{n}.{p}") for n, (policies, _, _) in SCENARIOS.items() for p in policies}
+
+
+def _load(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / f"{name}.json"
+    assert file.exists(), (folder / f"{name}.log").read_text()[-3000:]
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def _requests(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [request for wave in found["waves"] for request in wave]
+
+
+@pytest.mark.parametrize(("scenario", "policy"), CASES)
+def test_tokens_and_logprobs_are_natives_to_the_bit(
+    played: dict[tuple[str, str], Any], scenario: str, policy: str
+) -> None:
+    native, ours = played[scenario, "native"], played[scenario, policy]
+    for i, (theirs, mine) in enumerate(zip(_requests(native), _requests(ours), strict=True)):
+        assert mine["tokens"] == theirs["tokens"], f"request {i}"
+        assert mine["logprobs"] == theirs["logprobs"], f"request {i}"
+
+
+@pytest.mark.parametrize(("scenario", "policy"), CASES)
+def test_prefix_hits_are_natives(played: dict[tuple[str, str], Any], scenario: str, policy: str) -> None:
+    native, ours = played[scenario, "native"], played[scenario, policy]
+    assert [r["cached"] for r in _requests(ours)] == [r["cached"] for r in _requests(native)]
+
+
+@pytest.mark.parametrize("policy", ["recover", "every-step", "checkpointing"])
+def test_a_request_goes_on_from_a_boundary_that_was_crossed_while_drafting(
+    played: dict[tuple[str, str], Any], policy: str
+) -> None:
+    goes_on = played["align", policy]["waves"][1][3]  # its prompt was 127 tokens: less than a block
+    assert goes_on["cached"] >= BLOCK
+
+
+def test_a_prefix_hit_of_all_but_one_token_starts_with_a_window(played: dict[tuple[str, str], Any]) -> None:
+    first = played["ngram", "checkpointing"]["waves"][1][0]
+    assert first["cached"] == len(first["prompt"]) - 1
+
+
+@pytest.mark.parametrize(("scenario", "policy"), CASES)
+def test_the_report_says_what_ran(played: dict[tuple[str, str], Any], scenario: str, policy: str) -> None:
+    report = played[scenario, policy]["report"]
+    assert report["policy"] == policy
+    assert report["rows"] > report["steps"] > 0
+    assert report["tokens"] >= report["rows"]
+    assert (report["flushes"] > 0) == (policy != "recover")
+    assert (report["boundaries"] > 0) == (scenario == "align")
+
+
+def test_fast_mode_is_close_but_not_exact(played: dict[tuple[str, str], Any]) -> None:
+    exact, fast = played["fp32", "checkpointing"], played["fast", "checkpointing"]
+    first = [
+        (a["logprobs"][1], b["logprobs"][1]) for a, b in zip(_requests(exact), _requests(fast), strict=True)
+    ]
+    assert all(a.keys() == b.keys() for a, b in first)
+    assert all(abs(a[t] - b[t]) < 0.05 for a, b in first for t in a)
+    assert [r["logprobs"] for r in _requests(exact)] != [r["logprobs"] for r in _requests(fast)]
