@@ -50,7 +50,12 @@ class Native(Policy):
         self.pool["winner"][slots] = 0
 
     def _rows(self, layer: int) -> Tensor:
-        return self.pool["snapshots"][layer].flatten(0, 1)  # [slots * T, HV, V, K]
+        snapshots = self.pool["snapshots"][layer]
+        try:
+            return snapshots.view(-1, *snapshots.shape[2:])  # [slots * T, HV, V, K]
+        except RuntimeError:  # a copy would lose every update
+            slot, close = snapshots.stride(0), snapshots.shape[1] * snapshots.stride(1)
+            raise ValueError(f"snapshots has a slot stride of {slot}, and needs {close}") from None
 
     def _checkpoint_rows(self, slots: Tensor) -> Tensor:
         return self._at(slots, 0)

@@ -70,9 +70,11 @@ class Oracle:
 
     def after(self, ids: Sequence[int]) -> Point:
         key = tuple(ids)
-        for n in range(1, len(key) + 1):
-            if key[:n] not in self.points:
-                self.points[key[:n]] = self._next(self.points[key[: n - 1]], key[n - 1])
+        known = len(key)
+        while key[:known] not in self.points:
+            known -= 1
+        for n in range(known, len(key)):
+            self.points[key[: n + 1]] = self._next(self.points[key[:n]], key[n])
         return self.points[key]
 
     def _next(self, p: Point, token: int) -> Point:
