@@ -129,7 +129,8 @@ TestLives.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 def engine(policy: str = "recover", **rest: int) -> Engine:
-    e = Engine(policy, geometry(num_layers=1), W, num_slots=rest.pop("num_slots", 8), **rest)
+    g = geometry("gdn", "fp16-stochastic", num_layers=1)
+    e = Engine(policy, g, W, num_slots=rest.pop("num_slots", 8), **rest)
     e.play(ev.Admit(request="a", prompt=3))
     e.play(ev.Prefill(chunks={"a": 3}))
     return e
@@ -260,6 +261,8 @@ def test_nothing_is_pending_behind_a_boundary(policy: str, how: str) -> None:
     (slot,) = e.cache.of.values()
     cursor = e.pool.tensors.get("count", e.pool.tensors.get("winner"))
     assert cursor is None or cursor[slot] == 0
+    assert e.pool["position"][slot] == 5
+    assert e.pool["seed"][slot] == e.requests["a"].seed
     before = e.policy.checkpoint(0)[slot].clone()
     e.policy.settle(torch.tensor([slot]))
     assert torch.equal(e.policy.checkpoint(0)[slot], before)
