@@ -76,24 +76,77 @@ class Shape:
         return self.V // self.BV
 
     @property
-    def TILE(self) -> gl.DistributedLinearLayout:
-        """[BV, K]: CHUNK keys and then distant ones in a thread, LANES chunks across lanes, rows over the rest.
+    def _rows(self) -> tuple[list[int], list[int], list[int]]:
+        """The bits of a row that a thread, its lanes and its warps have.
 
         Rows 16 and 8 apart share a thread, so that the compiler knows of nearly every register whether its row is a
         swapped one. Rows 4 apart sit in neighbouring lanes, which keeps 16-byte shared loads free of conflicts.
         """
-        near = self.CHUNK * self.LANES
         rows = [r for r in (16, 8, 4, 2, 1, 32, 64) if r < self.BV]
-        lanes = [[0, k] for k in bits(self.K) if self.CHUNK <= k < near]
-        held = len(bits(self.BV // self.WARPS)) - (5 - len(lanes))
-        across = held + 5 - len(lanes)
+        lanes = 5 - len(bits(self.LANES))
+        held = len(bits(self.BV // self.WARPS)) - lanes
+        return rows[:held], rows[held : held + lanes], rows[held + lanes :]
+
+    @property
+    def TILE(self) -> gl.DistributedLinearLayout:
+        """[BV, K]: CHUNK keys and then distant ones in a thread, LANES chunks across lanes, rows over the rest."""
+        held, lanes, warps = self._rows
+        near = self.CHUNK * self.LANES
         registers = [[0, k] for k in bits(self.CHUNK)] + [[0, k] for k in bits(self.K)[::-1] if k >= near]
         return gl.DistributedLinearLayout(
-            registers + [[r, 0] for r in rows[:held]],
-            lanes + [[r, 0] for r in rows[held:across]],
-            [[r, 0] for r in rows[across:]],
+            registers + [[r, 0] for r in held],
+            [[0, k] for k in bits(self.K) if self.CHUNK <= k < near] + [[r, 0] for r in lanes],
+            [[r, 0] for r in warps],
             [],
             [self.BV, self.K],
+        )
+
+    @property
+    def PIECES(self) -> gl.DistributedLinearLayout:
+        """[K / CHUNK, CHUNK]: a key or query in chunks, as TILE has it."""
+        chunks = [k // self.CHUNK for k in bits(self.K) if k >= self.CHUNK]
+        lanes, warps = bits(self.LANES), bits(self.WARPS)
+        return gl.DistributedLinearLayout(
+            [[0, k] for k in bits(self.CHUNK)] + [[k, 0] for k in chunks[::-1] if k >= self.LANES],
+            [[k, 0] for k in lanes] + [[0, 0]] * (5 - len(lanes)),
+            [[0, 0]] * len(warps),
+            [],
+            [self.K // self.CHUNK, self.CHUNK],
+        )
+
+    @property
+    def APART(self) -> gl.SwizzledSharedLayout:
+        """[chunks, CHUNK] fp32 in shared memory, such that the lanes over K of a 16-byte load meet all banks."""
+        return gl.SwizzledSharedLayout(4, 4, self.CHUNK // 4, [1, 0])
+
+    @property
+    def TURNS(self) -> int:
+        """Levels of a sum over K at which a thread gives away half of its rows."""
+        return len(self._rows[0])
+
+    def turned(self, i: int) -> gl.DistributedLinearLayout:
+        """[BV, LANES >> i], where the i-th of the rows that TILE has in a thread has changed places with the
+        farthest chunks: they are added in the thread, and each of the two lanes keeps one row."""
+        held, lanes, warps = self._rows
+        chunks = bits(self.LANES >> i)
+        return gl.DistributedLinearLayout(
+            [[0, chunks[-1]]] + [[r, 0] for r in held[i + 1 :]],
+            [[0, k] for k in chunks[:-1]] + [[r, 0] for r in held[i::-1] + lanes],
+            [[r, 0] for r in warps],
+            [],
+            [self.BV, self.LANES >> i],
+        )
+
+    def spread(self, i: int) -> gl.DistributedLinearLayout:
+        """[BV] after i turns: i = TURNS is one row a lane, i = 0 as TILE has it."""
+        held, lanes, warps = self._rows
+        shared = [0] * (len(bits(self.LANES)) - i)
+        return gl.DistributedLinearLayout(
+            [[r] for r in held[i:]],
+            [[r] for r in shared + held[:i][::-1] + lanes],
+            [[r] for r in warps],
+            [],
+            [self.BV],
         )
 
     def lines(self, width: int, itemsize: int) -> gl.BlockedLayout:
@@ -171,7 +224,7 @@ def _tree(h, x, CHUNK: gl.constexpr):
 
 @gluon.jit
 def dot(h, x, first, SWAP: gl.constexpr, c: gl.constexpr):
-    """sum over K of h [BV, K] * x [1, K] -> [BV]; the tile's first row is row ``first`` of the head.
+    """sum over K of h [BV, K] * x [1, K] -> [BV], one row a lane; the tile's first row is row ``first`` of the head.
 
     Chunks are added as plain Triton adds lanes, the farthest first. SWAP marks the first sum of a token, the one
     in which CHAIN has swapped rows.
@@ -186,4 +239,17 @@ def dot(h, x, first, SWAP: gl.constexpr, c: gl.constexpr):
     for i in gl.static_range(1, 6):
         if CHUNKS >> i >= c.LANES:
             p = gl.sum(gl.reshape(p, [c.BV, 2, CHUNKS >> i]), 1)
-    return gl.convert_layout(gl.sum(p, 1), gl.SliceLayout(1, c.TILE))
+    TURNS: gl.constexpr = c.TURNS
+    for i in gl.static_range(TURNS):
+        p = gl.convert_layout(p, c.turned(i))
+        p = gl.sum(gl.reshape(p, [c.BV, 2, c.LANES >> (i + 1)]), 1)
+    return gl.convert_layout(gl.sum(p, 1), c.spread(TURNS))
+
+
+@gluon.jit
+def rows_of_tile(u, c: gl.constexpr):
+    """[BV], one row a lane -> every row where TILE has it."""
+    TURNS: gl.constexpr = c.TURNS
+    for i in gl.static_range(TURNS):
+        u = gl.convert_layout(u, c.spread(TURNS - 1 - i))
+    return gl.convert_layout(u, gl.SliceLayout(1, c.TILE))[:, None]

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, view
+from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, rows_of_tile, view
 
 # where the numbers of a batch row are packed: 6 bits each, the slot above
 LEN, COUNT, BASE, FLUSH, SLOT = (gl.constexpr(i) for i in (0, 6, 12, 18, 24))
@@ -53,8 +53,8 @@ class Shared(NamedTuple):
     state: Any  # [BV, K]
     raw_k: Any  # [WINDOW, K]
     raw_q: Any  # [WINDOW, K]
-    k: Any  # [WINDOW, K] fp32
-    q: Any  # [WINDOW, K] fp32
+    k: Any  # [WINDOW, K] fp32, in chunks
+    q: Any  # the same
     v: Any  # two buffers of [WINDOW, BV]
     factors: Any  # two buffers of [4 * WINDOW]
 
@@ -64,7 +64,7 @@ class Past(NamedTuple):
 
     raw_k: Any  # [HISTORY, K]
     rnorm: Any  # [HISTORY]
-    k: Any  # [HISTORY, K] fp32
+    k: Any  # [HISTORY, K] fp32, in chunks
     c: Any  # [HISTORY, BV]
     decay: Any  # [HISTORY]
 
@@ -78,8 +78,8 @@ def _allocate(state, x, c: gl.constexpr):
         gl.allocate_shared_memory(state.dtype.element_ty, [c.BV, c.K], STATE),
         gl.allocate_shared_memory(ACT, [c.WINDOW, c.K], PLAIN),
         gl.allocate_shared_memory(ACT, [c.WINDOW, c.K], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [c.WINDOW, c.K], FLAT),
-        gl.allocate_shared_memory(gl.float32, [c.WINDOW, c.K], FLAT),
+        gl.allocate_shared_memory(gl.float32, [c.WINDOW, c.K // c.CHUNK, c.CHUNK], c.APART),
+        gl.allocate_shared_memory(gl.float32, [c.WINDOW, c.K // c.CHUNK, c.CHUNK], c.APART),
         gl.allocate_shared_memory(ACT, [2 * c.WINDOW, c.BV], FLAT),
         gl.allocate_shared_memory(gl.float32, [8 * c.WINDOW, 1], FLAT),
     )
@@ -90,7 +90,7 @@ def _allocate_past(records, c: gl.constexpr):
     return Past(
         gl.allocate_shared_memory(records.k.dtype.element_ty, [c.HISTORY, c.K], PLAIN),
         gl.allocate_shared_memory(gl.float32, [c.HISTORY], FLAT),
-        gl.allocate_shared_memory(gl.float32, [c.HISTORY, c.K], FLAT),
+        gl.allocate_shared_memory(gl.float32, [c.HISTORY, c.K // c.CHUNK, c.CHUNK], c.APART),
         gl.allocate_shared_memory(records.c.dtype.element_ty, [c.HISTORY, c.BV], FLAT),
         gl.allocate_shared_memory(gl.float32, [c.HISTORY, 1], FLAT),
     )
@@ -207,17 +207,33 @@ def _fetch_updates(past, records, strides, row, tile, c: gl.constexpr):
 
 
 @gluon.jit
+def _keep(memory, x, ROWS: gl.constexpr, c: gl.constexpr):
+    """Store [ROWS, K] in chunks."""
+    APART: gl.constexpr = c.APART
+    shape: gl.constexpr = [ROWS * (c.K // c.CHUNK), c.CHUNK]
+    view(memory, shape, APART).store(gl.reshape(x, shape))
+
+
+@gluon.jit
+def _kept(memory, i, c: gl.constexpr):
+    """Row i of what _keep stored, [1, K]."""
+    return gl.convert_layout(gl.reshape(memory.index(i).load(c.PIECES), [1, c.K]), c.TILE)
+
+
+@gluon.jit
 def _normalise(s, past, buffer, c: gl.constexpr):
     """Raw keys and queries -> the fp32 ones that are multiplied, once per tile."""
     EACH: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [c.WARPS, 1], [1, 0])
+    WINDOW: gl.constexpr = c.WINDOW
+    HISTORY: gl.constexpr = c.HISTORY
     rows = view(s.factors, dims(8, c.WINDOW), FLAT)
     k = s.raw_k.load(EACH).to(gl.float32) * rows.index(4 * buffer).load(gl.SliceLayout(1, EACH))[:, None]
     q = s.raw_q.load(EACH).to(gl.float32) * rows.index(4 * buffer + 1).load(gl.SliceLayout(1, EACH))[:, None]
-    view(s.k, dims(c.WINDOW, c.K), PLAIN).store(k)
-    view(s.q, dims(c.WINDOW, c.K), PLAIN).store(q * c.SCALE)
+    _keep(s.k, k, WINDOW, c)
+    _keep(s.q, q * c.SCALE, WINDOW, c)
     if c.HISTORY:
         k = past.raw_k.load(EACH).to(gl.float32) * past.rnorm.load(gl.SliceLayout(1, EACH))[:, None]
-        view(past.k, dims(c.HISTORY, c.K), PLAIN).store(k)
+        _keep(past.k, k, HISTORY, c)
 
 
 @gluon.jit
@@ -245,9 +261,9 @@ def _rounded(h, DTYPE: gl.constexpr):
 @gluon.jit
 def _apply(h, past, j, c: gl.constexpr):
     """One record. The fma is the one that the token loop's update is: a contracted h * decay + c k^T is another."""
-    k = past.k.index(j).load(gl.SliceLayout(0, c.TILE))
+    k = _kept(past.k, j, c)
     u = past.c.index(j).load(gl.SliceLayout(1, c.TILE)).to(gl.float32)
-    return gl.fma(u[:, None], k[None, :], h * _scalar(past.decay, j, c))
+    return gl.fma(u[:, None], k, h * _scalar(past.decay, j, c))
 
 
 @gluon.jit
@@ -273,14 +289,13 @@ def _replay(h, past, count, ends, DTYPE: gl.constexpr, c: gl.constexpr):
 @gluon.jit
 def _token(h, s, t, buffer, first, c: gl.constexpr):
     """The state after token t, its c and its output."""
-    k = s.k.index(t).load(gl.SliceLayout(0, c.TILE))[None, :]
-    v = s.v.index(buffer * c.WINDOW + t).load(gl.SliceLayout(1, c.TILE)).to(gl.float32)
+    k = _kept(s.k, t, c)
+    v = s.v.index(buffer * c.WINDOW + t).load(c.spread(c.TURNS)).to(gl.float32)
     at = (buffer * 4 + 2) * c.WINDOW + t
     h = h * _scalar(s.factors, at, c)
-    beta = s.factors.index(at + c.WINDOW).load(gl.SliceLayout(1, c.TILE))
-    u = (v - dot(h, k, first, True, c)) * beta
-    q = s.q.index(t).load(gl.SliceLayout(0, c.TILE))[None, :]
-    h = gl.fma(u[:, None], k, h)
+    u = (v - dot(h, k, first, True, c)) * s.factors.index(at + c.WINDOW).load(c.spread(c.TURNS))
+    q = _kept(s.q, t, c)
+    h = gl.fma(rows_of_tile(u, c), k, h)
     return h, u, dot(h, q, first, False, c)
 
 
@@ -307,7 +322,7 @@ def verify_window(
     past = s
     if c.HISTORY:
         past = _allocate_past(records, c)
-    v = gl.arange(0, c.BV, layout=gl.SliceLayout(1, c.TILE))
+    v = gl.arange(0, c.BV, layout=c.spread(c.TURNS))
     tile = gl.program_id(0)
     step = gl.num_programs(0)
     row, ends = _row(prepared.rows, tile, num_tiles, c)
