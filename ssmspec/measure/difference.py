@@ -37,7 +37,7 @@ class Tally:
         return Tally(
             compared=self.compared + 1,
             different=self.different + 1,
-            max_abs=max(self.max_abs, float(gap.nan_to_num(torch.inf).max())),
+            max_abs=max(self.max_abs, float(gap.nan_to_num(torch.inf, torch.inf).max())),
             max_ulp=max(self.max_ulp, ulps(a, b)),
         )
 

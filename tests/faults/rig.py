@@ -224,11 +224,3 @@ class Rig:
 
 def index(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def near(a: Tensor, exact: Tensor) -> bool:
-    """Fast mode's bound with fp32 state and records: sums of at most K + L + T = 36 terms in another order.
-
-    36 roundings of 2**-24 in a row, twice (c, then the sum that uses it), relative to the largest value.
-    """
-    return bool((a - exact).abs().max() <= 72 * 2.0**-24 * exact.abs().max())

@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rig import RING_POLICIES, Rig, every_policy, every_recurrence, index, near, record_policies, shape
+from numeric import near
+from rig import RING_POLICIES, Rig, every_policy, every_recurrence, index, record_policies, shape
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from rig import RING_POLICIES, Rig, W, every_policy, every_recurrence, index, near, record_policies, shape
+from numeric import near
+from rig import RING_POLICIES, Rig, W, every_policy, every_recurrence, index, record_policies, shape
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window
