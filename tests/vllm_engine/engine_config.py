@@ -1,6 +1,5 @@
 """Makes real VllmConfigs, as the command line or Python would, and writes what became of each. Run as a script."""
 
-import copy
 import json
 import os
 import pickle
@@ -14,7 +13,7 @@ def _make(case: dict[str, Any]) -> Any:
 
     if "cli" not in case:
         return EngineArgs(**case["args"]).create_engine_config()
-    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(case["cli"])
@@ -37,7 +36,7 @@ def _describe(config: Any) -> dict[str, Any]:
 
 
 def attempt(case: dict[str, Any]) -> dict[str, Any]:
-    before = copy.copy(os.environ)
+    before = dict(os.environ)
     os.environ.update(case.get("environment", {}))
     try:
         return _describe(_make(case))

@@ -1,6 +1,7 @@
 """What cannot be served, refused while vLLM is being configured: by the flag's name, with the nearest legal setting."""
 
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -30,7 +31,7 @@ class Rule:
         value = attrgetter(self.path)(vllm_config)
         if not self.serves(value):
             raise Refused(
-                f"{self.flag}={value!r} is not served with --ssm-policy {policy}: {self.why};"
+                f"{self.flag}={reprlib.repr(value)} is not served with --ssm-policy {policy}: {self.why};"
                 f" the nearest legal setting is {self.nearest}"
             )
 
@@ -122,18 +123,18 @@ RULES = (
         "the counters are read through that class",
     ),
     Rule(
-        "--kv-transfer-config",
-        "kv_transfer_config",
-        _absent,
-        "none",
-        "a page that is sent away may lag behind its records",
-    ),
-    Rule(
         "--kv-offloading-size",
         "cache_config.kv_offloading_size",
         _absent,
         "none",
         "an offloaded page may lag",
+    ),
+    Rule(
+        "--kv-transfer-config",
+        "kv_transfer_config",
+        _absent,
+        "none",
+        "a page that is sent away may lag behind its records",
     ),
     Rule("--enable-lora", "lora_config", _absent, "none", "it has not been checked"),
     Rule(
