@@ -1,0 +1,39 @@
+"""Gates to the last bit or so: the GPU's own exp, log and rsqrt are wrong in the 22nd, and errors of decays add up."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exp(x):
+    """e^x = 2^n e^r with n an integer, |r| <= ln(2) / 2, and a Taylor polynomial; 0 below -150."""
+    x = tl.maximum(x, -150.0)
+    n = tl.floor(x * 1.4426950408889634 + 0.5)
+    r = (x - n * 0.693359375) + n * 2.12194440054690583e-4  # ln 2 in two parts: the first product is exact
+    p = 1.0 / 720.0 + r * (1.0 / 5040.0)
+    p = 1.0 / 24.0 + r * (1.0 / 120.0 + r * p)
+    p = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * p)))
+    return p * tl.exp2(n)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x) = max(x, 0) + 2 artanh(s) with s = e / (2 + e), e = e^-|x|, so s <= 1/3."""
+    e = exp(-tl.abs(x))
+    s = tl.div_rn(e, 2.0 + e)
+    t = s * s
+    p = 1.0 / 11.0 + t * (1.0 / 13.0 + t * (1.0 / 15.0))
+    p = 1.0 / 5.0 + t * (1.0 / 7.0 + t * (1.0 / 9.0 + t * p))
+    return tl.maximum(x, 0.0) + 2.0 * (s + s * t * (1.0 / 3.0 + t * p))
+
+
+@triton.jit
+def sigmoid(x):
+    return tl.div_rn(1.0, 1.0 + exp(-x))
+
+
+@triton.jit
+def rsqrt(x):
+    """One Newton step behind the approximation."""
+    y = tl.rsqrt(x)
+    return y * (1.5 - 0.5 * x * y * y)

@@ -1,0 +1,110 @@
+"""What the kernels of fast mode are compiled for, and how their arguments are bundled."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from triton.experimental.gluon import language as gl
+
+
+class Cursors(NamedTuple):
+    """Where each batch row stands; base and count are None where a policy has no history."""
+
+    rows: Any  # [B]
+    lens: Any  # [B]
+    base: Any  # [slots]
+    count: Any  # [slots]
+    limit: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A geometry, the padded sizes of a window and its history, and a tile.
+
+    Every token has probes, the vectors that the state is multiplied with: k and q for the delta rules, side by
+    side, and q alone for Mamba2.
+    """
+
+    MAMBA: bool
+    SOFTPLUS: bool
+    H: int
+    HV: int
+    K: int
+    V: int
+    T: int
+    R: int
+    TP: int  # tokens, padded
+    HP: int  # most committed records, padded; 0: there is no history
+    BV: int  # rows of V in a tile
+    HEADS: int  # value heads of a coupling program
+
+    @property
+    def PROBES(self) -> int:
+        """Per token."""
+        return 1 if self.MAMBA else 2
+
+    @property
+    def NC(self) -> int:
+        """Probes of a window: the columns."""
+        return self.PROBES * self.TP
+
+    @property
+    def KP(self) -> int:
+        return 1 << (self.K - 1).bit_length()
+
+    @property
+    def GROUP(self) -> int:
+        return self.HV // self.H
+
+    @property
+    def BLOCKS(self) -> int:
+        return -(-self.V // self.BV)
+
+    @property
+    def QUERY(self) -> float:
+        """What a delta rule's normed query is multiplied with."""
+        return float(self.K**-0.5)
+
+    # one value head's coefficients, in this order: past [NC, HP], solve [NC, TP], scale [NC], fold [HP], total
+    @property
+    def SOLVE(self) -> int:
+        return self.NC * self.HP
+
+    @property
+    def SCALE(self) -> int:
+        return self.SOLVE + self.NC * self.TP
+
+    @property
+    def FOLD(self) -> int:
+        return self.SCALE + self.NC
+
+    @property
+    def TOTAL(self) -> int:
+        return self.FOLD + self.HP
+
+    @property
+    def COEFFICIENTS(self) -> int:
+        """Numbers per value head, in whole 16 bytes."""
+        return self.TOTAL + 4
+
+    def lines(self, width: int, bits: int, warps: int) -> gl.BlockedLayout:
+        """[rows, width] in pieces of 16 bytes."""
+        piece = 128 // bits
+        across = min(32, width // piece)
+        return gl.BlockedLayout([1, piece], [32 // across, across], [warps, 1], [1, 0])
+
+    def swizzled(self, wide: bool) -> gl.SwizzledSharedLayout:
+        """[rows, KP] so that eight rows of a fragment lie in different banks."""
+        piece = 32 if wide else 16
+        return gl.SwizzledSharedLayout(piece, 1, min(8, self.KP // piece), [1, 0])
+
+    def tokens(self, warps: int) -> gl.DistributedLinearLayout:
+        """[BV, TP] as the even columns of an [BV, 2 TP] accumulator lie in registers."""
+        t = [1 << i for i in range((self.TP - 1).bit_length())]
+        v = [1 << i for i in range((self.BV - 1).bit_length())]
+        return gl.DistributedLinearLayout(
+            [[0, i] for i in t[2:]] + [[8, 0]],
+            [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+            [[i, 0] for i in v[4:]],
+            [],
+            [self.BV, self.TP],
+        )
