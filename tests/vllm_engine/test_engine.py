@@ -46,6 +46,18 @@ TAILS = [
 ]
 SHORT = [{"lengths": [1, 2, 65, 100], "max_tokens": [30, 24, 32, 16]}]
 
+# three or four requests do not fit: some are preempted and start again. Plain greedy drafting, whose tokens are the
+# target's own whatever was drafted
+CROWD = [{"lengths": [129, 130, 131, 132], "max_tokens": [150, 150, 150, 150]}]
+CROWDED = {
+    "speculative_config": NGRAM,
+    "enable_prefix_caching": False,
+    "mamba_ssm_cache_dtype": "float32",
+    "num_gpu_blocks_override": 16,
+}
+ROOMY = CROWDED | {"num_gpu_blocks_override": None}
+GAP = 0.1  # of log probability between native's two best tokens: closer than that, another batch may choose the other
+
 SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]]] = {
     "align": (("native", "recover", "every-step", "checkpointing"), LONG, {}),
     "ngram": (("native", "checkpointing"), TAILS, {"speculative_config": NGRAM}),
@@ -55,6 +67,8 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]
         {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"},
     ),
     "fp16": (("native", "recover", "checkpointing"), SHORT, {"mamba_ssm_cache_dtype": "float16"}),
+    "roomy": (("native",), CROWD, ROOMY),
+    "crowded": (("checkpointing",), CROWD, CROWDED),
     "fast": (("checkpointing",), SHORT, {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}),
 }
 CASES = [(s, p) for s, (policies, _, _) in SCENARIOS.items() if "native" in policies for p in policies[1:]]
@@ -140,6 +154,20 @@ def test_the_report_says_what_ran(played: dict[tuple[str, str], Any], scenario: 
     assert report["tokens"] >= report["rows"]
     assert (report["flushes"] > 0) == (policy != "recover")
     assert (report["boundaries"] > 0) == (scenario == "align")
+
+
+def test_a_preempted_request_differs_only_where_native_was_undecided(
+    played: dict[tuple[str, str], Any],
+) -> None:
+    native, ours = played["roomy", "native"], played["crowded", "checkpointing"]
+    assert ours["preemptions"] > 0
+    assert native["preemptions"] == 0
+    for i, (theirs, mine) in enumerate(zip(_requests(native), _requests(ours), strict=True)):
+        pairs = enumerate(zip(theirs["tokens"], mine["tokens"], strict=True))
+        differs = next((t for t, (a, b) in pairs if a != b), None)
+        if differs is not None:
+            best, second = sorted(theirs["logprobs"][differs].values(), reverse=True)[:2]
+            assert best - second < GAP, f"request {i} at token {differs}"
 
 
 def test_fast_mode_is_close_but_not_exact(played: dict[tuple[str, str], Any]) -> None:

@@ -9,7 +9,7 @@ from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
 
-OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
+OURS = "Ssmspec"  # prefix of the architecture names that load our model classes, as in models.py
 MODELS = "ssmspec.runtime.vllm.models"
 REPORT = "ssmspec.runtime.vllm.report.WorkerReport"
 

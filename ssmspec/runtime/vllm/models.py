@@ -4,7 +4,10 @@ from typing import Any
 
 from ssmspec.runtime.vllm import compat, config
 from ssmspec.runtime.vllm.layer import GatedDeltaNet
+from ssmspec.runtime.vllm.refusals import SERVED
 from ssmspec.runtime.vllm.state import ModelState
+
+PREFIX = "Ssmspec"
 
 
 class Served:
@@ -19,5 +22,11 @@ class Served:
         return compat.MambaHybridModelState if self.served_policy == "native" else ModelState
 
 
-class SsmspecQwen3NextForCausalLM(Served, compat.Qwen3NextForCausalLM):  # type: ignore[misc]
-    pass
+def __getattr__(name: str) -> type[Any]:
+    """`SsmspecX` for each served architecture X, made when vLLM asks for it."""
+    arch = name.removeprefix(PREFIX)
+    if arch == name or arch not in SERVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = type(name, (Served, compat.resolve(arch)), {"__module__": __name__})
+    globals()[name] = made
+    return made
