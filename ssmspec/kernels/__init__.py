@@ -1,10 +1,31 @@
 """Backends, by name. A backend makes both primitives for a geometry and a window."""
 
+import importlib.util
+import os
+
+import torch
+
 from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels import reference
 from ssmspec.kernels.base import Kernels
 
-BACKENDS = {"torch": reference.make}
+
+def _triton(g: Geometry, w: Window) -> Kernels:
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError(
+            "backend=triton needs the package triton: install ssmspec[triton], or take backend=torch"
+        )
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts;"
+            " backend=torch needs neither"
+        )
+    from ssmspec.kernels import triton_backend
+
+    return triton_backend.make(g, w)
+
+
+BACKENDS = {"torch": reference.make, "triton": _triton}
 
 
 def make(backend: str, g: Geometry, w: Window) -> Kernels:

@@ -1,0 +1,108 @@
+"""The fold kernel: replay committed records onto the checkpoints of every layer in one launch."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ssmspec.kernels.triton_records import (
+    Records,
+    load_state,
+    locate,
+    replay,
+    state_at,
+    store_state,
+)
+
+
+class Ports(NamedTuple):
+    """A column per pointer of a layer; also their dtypes, None where a layout has no such field."""
+
+    state: Any
+    k: Any = None
+    rnorm: Any = None
+    c: Any = None
+    x: Any = None
+    dt: Any = None
+    decay: Any = None
+    gate: Any = None
+    A_log: Any = None
+    dt_bias: Any = None
+
+
+VECTORS = ("state", "k", "c", "x", "gate")  # ports that are read many elements at a time
+
+
+@triton.jit
+def _port(table, layer, i: tl.constexpr, dtype: tl.constexpr, ALIGN: tl.constexpr):
+    """Port i of a layer: its address, and its elements per slot."""
+    entry = table + (layer * 10 + i) * 2
+    pointer = tl.load(entry).to(tl.pointer_type(dtype))
+    return tl.multiple_of(pointer, ALIGN), tl.multiple_of(tl.load(entry + 1), ALIGN)
+
+
+@triton.jit
+def fold(
+    table,
+    layers,
+    span,
+    src,
+    base,
+    count,
+    dst,
+    mark,
+    mark_dst,
+    ends,
+    types: tl.constexpr,
+    ALIGN: tl.constexpr,
+    g: tl.constexpr,
+):
+    """Carry out a Plan. ``table`` [layers, ports, 2] int64; a program serves ``span`` layers of one row and tile."""
+    tiles: tl.constexpr = (g.V + g.LV * g.NV - 1) // (g.LV * g.NV)
+    v_tile, hv, b = tl.program_id(0) % tiles, tl.program_id(0) // tiles, tl.program_id(1)
+    row, start = tl.load(src + b).to(tl.int64), tl.load(base + b).to(tl.int32)
+    n_end, to_end = tl.load(count + b).to(tl.int32), tl.load(dst + b).to(tl.int64)
+    n_mark, to_mark = tl.load(mark + b).to(tl.int32), tl.load(mark_dst + b).to(tl.int64)
+    if (row <= 0) | ((to_end <= 0) & (to_mark <= 0)):
+        return
+    nearer = n_mark <= n_end
+    n0, n1 = tl.where(nearer, n_mark, n_end), tl.where(nearer, n_end, n_mark)
+    to0, to1 = tl.where(nearer, to_mark, to_end), tl.where(nearer, to_end, to_mark)
+    bits = None
+    if ends is not None:
+        bits = tl.load(ends + b)
+
+    first = tl.program_id(2) * span
+    for layer in range(first, tl.minimum(first + span, layers)):
+        state, state_step = _port(table, layer, 0, types.state, ALIGN)
+        k, k_step = _port(table, layer, 1, types.k, ALIGN)
+        rnorm, rnorm_step = (
+            _port(table, layer, 2, types.rnorm, 1) if types.rnorm is not None else (None, None)
+        )
+        c, c_step = _port(table, layer, 3, types.c, ALIGN) if types.c is not None else (None, None)
+        x, x_step = _port(table, layer, 4, types.x, ALIGN) if types.x is not None else (None, None)
+        dt, dt_step = _port(table, layer, 5, types.dt, 1) if types.dt is not None else (None, None)
+        decay, decay_step = (
+            _port(table, layer, 6, types.decay, 1) if types.decay is not None else (None, None)
+        )
+        gate, gate_step = (
+            _port(table, layer, 7, types.gate, ALIGN) if types.gate is not None else (None, None)
+        )
+        A_log, _ = _port(table, layer, 8, tl.float32, 1)
+        dt_bias, _ = _port(table, layer, 9, tl.float32, 1)
+        rec = Records(k=k, rnorm=rnorm, c=c, x=x, dt=dt, decay=decay, gate=gate)
+        step = Records(
+            k=k_step, rnorm=rnorm_step, c=c_step, x=x_step, dt=dt_step, decay=decay_step, gate=gate_step
+        )
+
+        at = locate(hv, v_tile, A_log, dt_bias, g)
+        state += state_at(at, g)
+        s = load_state(state + row * state_step, at, g)
+        done = 0
+        if to0 > 0:
+            s = replay(s, rec, step, row, start, 0, n0, bits, types.state, at, g)
+            store_state(state + to0 * state_step, s, at, g)
+            done = n0
+        if to1 > 0:
+            s = replay(s, rec, step, row, start, done, n1, bits, types.state, at, g)
+            store_state(state + to1 * state_step, s, at, g)

@@ -1,0 +1,205 @@
+"""The backend ``triton``: both primitives as plain Triton kernels, exact mode."""
+
+from collections.abc import Callable, Sequence
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ssmspec.geometry import DType, Geometry, Mode, Window
+from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens, Verify
+from ssmspec.kernels.fold import VECTORS, Ports, fold
+from ssmspec.kernels.launch import Tile, fold_span, fold_tile, window_tile
+from ssmspec.kernels.triton_records import Records, Shape
+from ssmspec.kernels.window import Inputs, Past, window
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_STATES = (DType.FP32, DType.BF16, DType.FP16)
+
+
+def make(g: Geometry, w: Window) -> Kernels:
+    """Raises ValueError where these kernels do not serve the geometry or the window."""
+    if g.state_dtype not in _STATES:
+        raise ValueError(f"backend=triton: state_dtype={g.state_dtype} is not one of {', '.join(_STATES)}")
+    if g.stochastic:
+        raise ValueError(
+            "backend=triton: stochastic=True is not offered; backend=torch rounds stochastically"
+        )
+    if g.read_dtype is not None:
+        raise ValueError(
+            f"backend=triton: read_dtype={g.read_dtype} is not offered; backend=torch keeps read copies"
+        )
+    if not 16 <= g.head_k <= 256:
+        raise ValueError(f"backend=triton: head_k={g.head_k} is outside 16..256")
+    if w.mode not in VERIFY:
+        raise ValueError(f"backend=triton: mode={w.mode} is not one of {', '.join(VERIFY)}")
+    return Kernels(VERIFY[w.mode](g, w), _Fold(g))
+
+
+def _shape(g: Geometry, tile: Tile, ring: int) -> Shape:
+    return Shape(
+        ARCH=str(g.arch),
+        BOUND=g.gate_lower_bound,
+        SOFTPLUS=g.dt_softplus,
+        SCALE=g.head_k**-0.5,
+        H=g.num_k_heads,
+        HV=g.num_v_heads,
+        K=g.head_k,
+        V=g.head_v,
+        R=ring,
+        PK=1 << (g.head_k - 1).bit_length(),
+        LK=tile.lanes_k,
+        LV=tile.lanes_v,
+        NV=tile.rows // tile.lanes_v,
+        C=tile.chunk,
+    )
+
+
+def _rows_of(name: str, t: Tensor) -> int:
+    """Elements from row to row; a row itself must be packed, the rows may lie apart."""
+    if not t[0].is_contiguous():
+        raise ValueError(f"{name} has strides {t.stride()}: only the first may skip elements")
+    return t.stride(0)
+
+
+def _inputs(x: Tokens) -> tuple[Inputs, Inputs]:
+    for name in ("q", "k", "v"):
+        if getattr(x, name).stride(-1) != 1:
+            raise ValueError(f"{name} has strides {getattr(x, name).stride()}: the last must be 1")
+    if x.a.dim() == 4 and x.a.stride(-1) != 1:
+        raise ValueError(f"a has strides {x.a.stride()}: the last must be 1")
+    tokens = (x.q, x.k, x.v, x.a, x.b)
+    return Inputs(*tokens), Inputs(*(None if t is None else t.stride()[:3] for t in tokens))
+
+
+def _records(layer: Layer) -> tuple[Records, Records]:
+    steps = {name: _rows_of(f"rec_{name}", t) for name, t in layer.records.items()}
+    return Records(**layer.records), Records(**steps)
+
+
+def _column(name: str, t: Tensor) -> Tensor:
+    """One number per batch row; a strided column of a table is copied, since the kernels read neighbours."""
+    assert t.dim() == 1, name
+    return t.contiguous()
+
+
+class _Exact:
+    """Verify, one token after another."""
+
+    def __init__(self, g: Geometry, w: Window) -> None:
+        self.g = g
+
+    def __call__(
+        self,
+        layer: Layer,
+        x: Tokens,
+        rows: Tensor,
+        lens: Tensor,
+        *,
+        history: History | None = None,
+        snapshots: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        assert noise is None
+        g, (batch, t) = self.g, x.v.shape[:2]
+        out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
+        if batch == 0:
+            return out
+        tile = window_tile(g, batch)
+        tokens, token_steps = _inputs(x)
+        recorded, record_steps = _records(layer)
+        past = Past() if history is None else Past(history.base, history.count, history.ends)
+        window[(triton.cdiv(g.head_v, tile.rows), g.num_v_heads, batch)](
+            tokens,
+            token_steps,
+            layer.params.A_log,
+            layer.params.dt_bias,
+            layer.params.D,
+            layer.state,
+            _rows_of("state", layer.state),
+            _column("rows", rows),
+            _column("lens", lens),
+            out,
+            t,
+            None if snapshots is None else snapshots.contiguous(),
+            past,
+            0 if history is None else history.limit,
+            recorded,
+            record_steps,
+            _shape(g, tile, layer.capacity if layer.records else 1),
+            num_warps=tile.warps,
+            enable_fp_fusion=False,
+        )
+        return out
+
+
+VERIFY: dict[Mode, Callable[[Geometry, Window], Verify]] = {Mode.EXACT: _Exact}
+
+
+class _Fold:
+    """Fold every layer in one launch; the table of addresses is built at the first call for a set of layers."""
+
+    def __init__(self, g: Geometry) -> None:
+        self.g, self.tile = g, fold_tile(g)
+        self.layers: Sequence[Layer] | None = None
+        self.table, self.align = torch.empty(0), 1
+
+    def __call__(self, layers: Sequence[Layer], plan: Plan) -> None:
+        assert plan.noise is None
+        batch = plan.src.numel()
+        if batch == 0 or not layers:
+            return
+        if self.layers is not layers:
+            self.layers, (self.table, self.align) = layers, _table(layers)
+        span = fold_span(self.g, len(layers), batch)
+        types = Ports(**{name: _TYPES[t.dtype] for name, t in _ports(layers[0]).items()})
+        fold[
+            (
+                triton.cdiv(self.g.head_v, self.tile.rows) * self.g.num_v_heads,
+                batch,
+                triton.cdiv(len(layers), span),
+            )
+        ](
+            self.table,
+            len(layers),
+            span,
+            *(
+                _column(name, getattr(plan, name))
+                for name in ("src", "base", "count", "dst", "mark", "mark_dst")
+            ),
+            plan.ends,
+            types,
+            self.align,
+            _shape(self.g, self.tile, layers[0].capacity),
+            num_warps=self.tile.warps,
+            enable_fp_fusion=False,
+        )
+
+
+def _ports(layer: Layer) -> dict[str, Tensor]:
+    return {
+        "state": layer.state,
+        **layer.records,
+        "A_log": layer.params.A_log,
+        "dt_bias": layer.params.dt_bias,
+    }
+
+
+def _table(layers: Sequence[Layer]) -> tuple[Tensor, int]:
+    """[layers, ports, 2] int64: addresses, and elements per slot; and what divides all of those read in vectors."""
+    table = torch.zeros(len(layers), len(Ports._fields), 2, dtype=torch.int64)
+    align = 16
+    for i, layer in enumerate(layers):
+        for name, t in _ports(layer).items():
+            entry = _signed(t.data_ptr()), _rows_of(name, t)
+            table[i, Ports._fields.index(name)] = torch.tensor(entry)
+            if name in VECTORS:
+                align = gcd(align, *entry)
+    return table.to(layers[0].state.device), align
+
+
+def _signed(address: int) -> int:
+    """The same 64 bits as an int64."""
+    return address - 2**64 if address >= 2**63 else address

@@ -1,0 +1,180 @@
+"""Where a program stands, the records of its head, and their replay: shared by the window and the fold kernel."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ssmspec.kernels.triton_recurrence import decay_of, lanes, rounded, update
+
+
+class Records(NamedTuple):
+    """One entry per recorded field, None where the layout has none: pointers, or elements per slot."""
+
+    k: Any = None
+    rnorm: Any = None
+    c: Any = None
+    x: Any = None
+    dt: Any = None
+    decay: Any = None
+    gate: Any = None
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for: a geometry, a ring length and a tile."""
+
+    ARCH: str
+    BOUND: float | None
+    SOFTPLUS: bool
+    SCALE: float  # of a delta rule's query
+    H: int
+    HV: int
+    K: int
+    V: int
+    R: int
+    PK: int  # K of the tile, a power of two
+    LK: int
+    LV: int
+    NV: int
+    C: int
+
+
+class At(NamedTuple):
+    """A program's head and tile, and the constants of the head's gate."""
+
+    h: Any
+    hv: Any
+    k: Any  # offsets along K, [LK, LV, 1, NK, C]
+    v: Any  # offsets along V, [LK, LV, NV, 1, 1]
+    k_in: Any
+    v_in: Any
+    lk: Any
+    lv: Any
+    rate: Any
+    bias: Any
+
+
+@triton.jit
+def locate(hv, v_tile, A_log, dt_bias, g: tl.constexpr):
+    k, v, lk, lv = lanes(g)
+    v += v_tile * (g.LV * g.NV)
+    k_in = k < g.K
+    rate = tl.exp(tl.load(A_log + hv).to(tl.float32))
+    if g.ARCH == "kda":
+        bias = load_k(dt_bias + hv * g.K + k, k_in, g).to(tl.float32)
+    else:
+        bias = tl.load(dt_bias + hv).to(tl.float32)
+    return At(
+        h=hv // (g.HV // g.H), hv=hv, k=k, v=v, k_in=k_in, v_in=v < g.V, lk=lk, lv=lv, rate=rate, bias=bias
+    )
+
+
+@triton.jit
+def load_k(pointers, k_in, g: tl.constexpr):
+    if g.K == g.PK:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=k_in, other=0.0)
+
+
+@triton.jit
+def load_v(pointers, v_in, g: tl.constexpr):
+    if g.V % (g.LV * g.NV) == 0:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=v_in, other=0.0)
+
+
+@triton.jit
+def load_state(pointers, at, g: tl.constexpr):
+    if g.K == g.PK and g.V % (g.LV * g.NV) == 0:
+        return tl.load(pointers).to(tl.float32)
+    else:
+        return tl.load(pointers, mask=at.k_in & at.v_in, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_state(pointers, s, at, g: tl.constexpr):
+    s = s.to(pointers.dtype.element_ty)
+    if g.K == g.PK and g.V % (g.LV * g.NV) == 0:
+        tl.store(pointers, s)
+    else:
+        tl.store(pointers, s, mask=at.k_in & at.v_in)
+
+
+@triton.jit
+def store_v(pointers, y, at, g: tl.constexpr):
+    """Store [1, LV, NV, 1, 1]; one lane over K writes for all."""
+    y = tl.broadcast_to(y, at.v.shape).to(pointers.dtype.element_ty)
+    tl.store(pointers, y, mask=(at.lk == 0) & at.v_in)
+
+
+@triton.jit
+def state_at(at, g: tl.constexpr):
+    """Offsets of the tile in a [HV, V, K] state."""
+    return at.hv * (g.V * g.K) + at.v * g.K + at.k
+
+
+@triton.jit
+def recorded(rec, step, slot, p, at, g: tl.constexpr):
+    """The token at ring position p as it was multiplied: key, decay and c, ready to meet the tile."""
+    by_key, by_value = at.h * g.R + p, at.hv * g.R + p
+    k = load_k(rec.k + slot * step.k + by_key * g.K + at.k, at.k_in, g).to(tl.float32)
+    if rec.rnorm is not None:
+        k = k * tl.load(rec.rnorm + slot * step.rnorm + by_key)
+    if rec.gate is not None:
+        gate = load_k(rec.gate + slot * step.gate + by_value * g.K + at.k, at.k_in, g).to(tl.float32)
+        decay = decay_of(gate, at.rate, at.bias, g)
+    else:
+        decay = tl.load(rec.decay + slot * step.decay + by_value)
+    if rec.x is not None:
+        x = load_v(rec.x + slot * step.x + by_value * g.V + at.v, at.v_in, g).to(tl.float32)
+        c = tl.load(rec.dt + slot * step.dt + by_value) * x
+    else:
+        c = load_v(rec.c + slot * step.c + by_value * g.V + at.v, at.v_in, g).to(tl.float32)
+    return k, decay, c
+
+
+@triton.jit
+def replay(s, rec, step, slot, base, start, stop, ends, dtype: tl.constexpr, at, g: tl.constexpr):
+    """Apply records start..stop of a slot, from ring position base on; the state behind the last is not rounded.
+
+    ``ends`` (None: never) has a bit per ring position behind which native rounded.
+    """
+    for j in range(start, stop):
+        if ends is not None:
+            due = (j > 0) & ended(ends, base + j + g.R - 1, g)
+            if due:
+                s = rounded(s, dtype)
+        k, decay, c = recorded(rec, step, slot, (base + j) % g.R, at, g)
+        s = update(s * decay, c, k)
+    return s
+
+
+@triton.jit
+def ended(ends, position, g: tl.constexpr):
+    return ((ends >> (position % g.R)) & 1) != 0
+
+
+@triton.jit
+def append(rec, step, slot, p, k, rnorm, c, v, dt, decay, gate, v_tile, at, g: tl.constexpr):
+    """Write the record of one token; a key head's fields by the first value head of its group, the rest once."""
+    by_key, by_value = at.h * g.R + p, at.hv * g.R + p
+    if rec.x is not None:
+        store_v(rec.x + slot * step.x + by_value * g.V + at.v, v, at, g)
+    else:
+        store_v(rec.c + slot * step.c + by_value * g.V + at.v, c, at, g)
+    if v_tile == 0:
+        once = (at.lv == 0) & at.k_in
+        if rec.dt is not None:
+            tl.store(rec.dt + slot * step.dt + by_value, dt)
+        if rec.gate is not None:
+            tl.store(rec.gate + slot * step.gate + by_value * g.K + at.k, gate, mask=once)
+        else:
+            tl.store(rec.decay + slot * step.decay + by_value, decay)
+        if at.hv % (g.HV // g.H) == 0:
+            tl.store(rec.k + slot * step.k + by_key * g.K + at.k, k, mask=once)
+            if rec.rnorm is not None:
+                corner = rec.rnorm + slot * step.rnorm + by_key + at.lk * 0
+                spread = tl.broadcast_to(rnorm, at.lk.shape)
+                tl.store(corner, spread, mask=(at.lk == 0) & (at.lv == 0))
