@@ -47,7 +47,8 @@ class Content:
             g.num_layers, g.conv.channels, g.conv.width, generator=_generator(seed, -1)
         )
         self._gates = hv * g.head_k if g.arch is Arch.KDA else hv
-        self._of = lru_cache(maxsize=4096)(self._make)
+        values = max(1, g.num_layers * (g.conv.channels + self._gates + hv))
+        self._of = lru_cache(maxsize=max(1, min(4096, 2**24 // values)))(self._make)
 
     def _make(self, token: int) -> Tensor:
         width = self.g.conv.channels + self._gates + self.g.num_v_heads

@@ -54,6 +54,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.cache = PrefixCache(num_slots, self._wipe)
         self._open: list[Batch] = []
+        self._longest = max(1, 2**22 // max(1, g.conv.channels))  # tokens computed at once: memory is bounded
         self._salt = 0
 
     def play(self, event: events.Event) -> None:
@@ -102,7 +103,7 @@ class Engine:
             end = min(len(r.tokens) + e.chunks[r.name], len(r.prompt))
             while len(r.tokens) < end:
                 left = self.w.align - len(r.tokens) % self.w.align if self.w.align else end
-                self._chunk(r, min(end, len(r.tokens) + left))
+                self._chunk(r, min(end, len(r.tokens) + min(left, self._longest)))
             r.prefilled()
 
     def _chunk(self, r: Request, end: int) -> None:
@@ -133,6 +134,10 @@ class Engine:
             r.need("verify", Phase.DECODING)
             if not 1 <= n <= self.w.max_len:
                 raise LifecycleError(f"verify {r.name!r}: window={n} is outside 1..{self.w.max_len}")
+        if e.padding > self.pool.num_slots:
+            raise LifecycleError(
+                f"verify: padding={e.padding} is more rows than the {self.pool.num_slots} slots there are"
+            )
         self._salt += 1
         salt = self._salt if e.salt is None else e.salt
         for r, n in zip(rows, e.windows.values(), strict=True):
@@ -161,6 +166,10 @@ class Engine:
                 raise LifecycleError(
                     f"accept {r.name!r}: accepted={e.accepted[r.name]} is outside 0..{len(r.window)}"
                 )
+        for name, how in e.boundary.items():
+            if how not in events.BOUNDARIES:
+                legal = ", ".join(events.BOUNDARIES)
+                raise LifecycleError(f"accept {name!r}: boundary={how!r:.80} is not one of {legal}")
         batch = self._open.pop(0)
         boundaries = {r.name: self._boundary(r, e) for r in rows}
         commit = batch.decide(e, boundaries)

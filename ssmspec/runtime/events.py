@@ -6,8 +6,11 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
+from ssmspec.checked import show
+
 MAX_LINE = 1 << 20
 MAX_TOKENS = 1 << 20
+BOUNDARIES = ("leave", "copy", "stay")
 
 
 class ScriptError(ValueError):
@@ -55,7 +58,7 @@ class Accept(Event):
     kind = "accept"
     accepted: dict[str, int]
     force_flush: list[str] = field(default_factory=list)
-    boundary: dict[str, str] = field(default_factory=dict)  # leave (default) | copy | stay
+    boundary: dict[str, str] = field(default_factory=dict)  # one of BOUNDARIES; "leave" where nothing is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,8 @@ def dump(event: Event) -> str:
     """One line of a script; defaults are left out."""
     values = asdict(event)
     for f in fields(event):
-        if (f.default is not MISSING and values[f.name] == f.default) or values[f.name] in ([], {}):
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        if values[f.name] == default:
             del values[f.name]
     return json.dumps({"event": event.kind, **values})
 
@@ -170,12 +174,14 @@ def _event(line: str, first: bool) -> Event | dict[str, Any]:
         return data
     kind = data.pop("event", None)
     if not isinstance(kind, str) or kind not in EVENTS:
-        raise ScriptError(f"event={kind!r} is not one of {', '.join(EVENTS)}{_nearest(str(kind), EVENTS)}")
+        raise ScriptError(
+            f"event={show(kind)} is not one of {', '.join(EVENTS)}{_nearest(str(kind)[:80], EVENTS)}"
+        )
     wanted = {f.name: f for f in fields(EVENTS[kind])}
     for key in data:
         if key not in wanted:
             raise ScriptError(
-                f"{kind}: unknown key {key!r}; it takes {', '.join(wanted)}{_nearest(key, wanted)}"
+                f"{kind}: unknown key {show(key)}; it takes {', '.join(wanted)}{_nearest(key[:80], wanted)}"
             )
     for name, f in wanted.items():
         if name in data:
