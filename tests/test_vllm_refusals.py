@@ -108,7 +108,7 @@ def test_every_rule_has_its_refusal_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["KimiLinearForCausalLM", "NemotronHForCausalLM", "Qwen3_5ForCausalLM", "LlamaForCausalLM"]
+    "arch", ["KimiLinearForCausalLM", "NemotronHForCausalLM", "Qwen3_5MoeForCausalLM", "LlamaForCausalLM"]
 )
 def test_an_unknown_architecture_is_refused_by_name(arch: str) -> None:
     config = served()

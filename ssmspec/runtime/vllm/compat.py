@@ -25,6 +25,7 @@ NAMES = {
     "is_conv_state_dim_first": "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
     "MambaHybridModelState": "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState",
     "Qwen3NextForCausalLM": "vllm.model_executor.models.qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM": "vllm.model_executor.models.qwen3_5:Qwen3_5ForCausalLM",
 }
 
 _GDN = "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
@@ -52,6 +53,8 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         f"{_CPU}:_spec_aware_nonspec": "9c4ab5799902af65",
         f"{_CPU}:_unpacked_conv_weight": "6b261bfbd4b4ca4e",
         "model_executor/models/qwen3_next.py:Qwen3NextForCausalLM": "288f0fa78c71fdf3",
+        "model_executor/models/qwen3_5.py:Qwen3_5ForCausalLMBase": "2576ca6a222ae3ca",
+        "model_executor/models/qwen3_5.py:Qwen3_5ForCausalLM": "db097a59a3c37f88",
         "v1/attention/backends/gdn_attn.py:GDNAttentionMetadata": "3729f958cbb5d33e",
         "v1/attention/backends/gdn_attn.py:GDNAttentionMetadataBuilder.build": "51f8d2504f25b7ec",
         f"{_V2}model_states/__init__.py:resolve_model_state_cls": "68629f6be0585b41",

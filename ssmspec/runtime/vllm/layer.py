@@ -9,16 +9,17 @@ from torch import Tensor
 from ssmspec import kernels, layout
 from ssmspec.geometry import Arch, Conv, DType, Geometry, Window
 from ssmspec.kernels.base import Layer, LayerParams, Tokens
-from ssmspec.runtime.vllm import compat, config, pages
+from ssmspec.runtime.vllm import compat, pages
+from ssmspec.runtime.vllm.config import resolve
 from ssmspec.runtime.vllm.session import Session
 
 
 class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
     """Takes the place of vLLM's layer inside our model classes; ``session`` is set when the pages are bound."""
 
-    def __init__(self, hf_config: Any, vllm_config: Any, prefix: str = "", **options: Any) -> None:
-        super().__init__(hf_config, vllm_config, prefix, **options)
-        self.serve = config.resolve({}, vllm_config.additional_config, {})
+    def __init__(self, config: Any, vllm_config: Any, prefix: str = "", **options: Any) -> None:
+        super().__init__(config, vllm_config, prefix, **options)
+        self.serve = resolve({}, vllm_config.additional_config, {})
         self.window: Window = self.serve.window(self.num_spec)
         self.session: Session | None = None
         self.session_index = -1

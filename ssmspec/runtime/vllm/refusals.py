@@ -9,7 +9,7 @@ from typing import Any
 
 from ssmspec.runtime.vllm.config import ServeConfig
 
-SERVED = ("Qwen3NextForCausalLM",)
+SERVED = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM")
 METHODS = ("mtp", "ngram")
 CONV_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
