@@ -57,6 +57,6 @@ def about(flag: str, value: str) -> Iterator[None]:
 
 
 def close(word: str, among: Iterable[str]) -> str:
-    """A guess at what was meant, or nothing."""
-    found = get_close_matches(word, list(among), 1)
+    """A guess at what was meant, or nothing; fp64 is nobody's fp16."""
+    found = get_close_matches(word, list(among), 1) if len(word) > 4 else []
     return f" Did you mean {found[0]}?" if found else ""

@@ -11,7 +11,7 @@ from .errors import UsageError
 
 def check(target: Path, flag: str) -> None:
     """Refuse a place where nothing can be made. Raises UsageError."""
-    folder = next(path for path in target.absolute().parents if path.exists())
+    folder = target.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"{flag} {target}: {folder} is not a folder that can be written")
 
@@ -21,7 +21,7 @@ def _beside(target: Path, flag: str) -> Iterator[Path]:
     """A folder on the target's file system, gone afterwards. Raises UsageError for what the system refuses."""
     part = target.absolute().parent / f".{target.name}.{os.getpid()}"
     try:
-        part.mkdir(parents=True)
+        part.mkdir()
         yield part
     except OSError as error:
         raise UsageError(f"{flag} {target}: {error.strerror}") from None

@@ -17,6 +17,9 @@ FAILED, COULD_NOT_RUN, INTERRUPTED = 1, 2, 130
 class Sentences(TyperGroup):
     """A complaint about the input is a sentence, not a traceback."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx))
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -52,9 +55,9 @@ def main(
 
 
 app.add_typer(compare.app, name="compare")
-app.command("presets")(presets.presets)
-app.command("play")(play.play)
-app.command("doctor")(doctor.doctor)
+app.command("doctor", epilog="Example: ssmspec doctor --json")(doctor.doctor)
+app.command("play", epilog="Example: ssmspec play script.jsonl --policy recover,checkpointing")(play.play)
+app.command("presets", epilog="Example: ssmspec presets --json")(presets.presets)
 
 
 def run() -> None:

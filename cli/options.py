@@ -36,9 +36,15 @@ class Options:
     draft: str | None = _list(None, MODEL, "Drafts per step, K; 0 is standard decode. Default 3.")
     window: str | None = _list(None, MODEL, "Instead of --draft: tokens of a window, T = K + 1.")
     policy: str | None = _list(None, MODEL, "native, recover, every-step, checkpointing. Default all.")
-    mode: str | None = _list(None, MODEL, "exact (token by token) and fast (matrix products).")
+    mode: str | None = _list(
+        None, MODEL, "exact (token by token) and fast (matrix products). Default both where lives are played."
+    )
     ring: str | None = _list(None, MODEL, "Records before a flush is due, L. Default 16, or 2T where T > 8.")
-    state_dtype: str | None = _list(None, FORMATS, "fp32, bf16, fp16, nvfp4. Default the model's own.")
+    state_dtype: str | None = _list(
+        None,
+        FORMATS,
+        "fp32, bf16, fp16, nvfp4. Default the model's own, and fp16 beside fp32 where lives are played.",
+    )
     record_dtype: str = _list("fp32", FORMATS, "Of the recorded update: fp32, bf16, fp16.")
     read_copy: str = _list("none", FORMATS, "A copy that outputs read: none, fp16, bf16, fp8, nvfp4.")
     stochastic_rounding: bool = _option(False, FORMATS, "Round a 16-bit state stochastically.")

@@ -144,27 +144,29 @@ def choices(name: str, text: str | None, legal: Mapping[str, T]) -> list[T]:
     found: list[T] = []
     for word in _words(name, text):
         if word not in legal:
-            names = {value: key for key, value in reversed([*legal.items()])}  # the first name of each
+            names: dict[T, str] = {}
+            for typed_name, value in legal.items():
+                names.setdefault(value, typed_name)
+            listed = ", ".join(names.values())
             raise UsageError(
-                f"{flag(name)} {word!r:.80} is not one of {', '.join(reversed(names.values()))}.{close(word, legal)}"
+                f"{flag(name)} {word!r:.80} is not one of {listed}.{close(word, names.values())}"
             )
         if legal[word] not in found:
             found.append(legal[word])
     return found
 
 
-def _numbers(name: str, text: str | None, least: int, most: int = 2**40) -> list[int]:
+def _numbers(name: str, text: str | None, least: int, most: int | None = None) -> list[int]:
     found = []
     for word in _words(name, text):
         try:
             value = int(word)
         except ValueError:
             raise UsageError(f"{flag(name)} {word!r:.80} is not a whole number") from None
-        if not least <= value <= most:
-            nearest = min(max(value, least), most)
-            raise UsageError(
-                f"{flag(name)} {value} is not within {least}..{most}; the nearest legal value is {nearest}"
-            )
+        if value < least or (most is not None and value > most):
+            legal = f"at least {least}" if most is None else f"within {least}..{most}"
+            nearest = least if value < least else most
+            raise UsageError(f"{flag(name)} {value} is not {legal}; the nearest legal value is {nearest}")
         found.append(value)
     return list(dict.fromkeys(found))
 

@@ -31,17 +31,16 @@ class Script:
     def begin(self) -> None:
         """Read the setup, if there is one. Raises ScriptError."""
         first = next(self._items, None)
-        if first is None:
-            raise ScriptError("there is no event in it")
         if isinstance(first, dict):
             self.setup = setup.load(first)
-        else:
-            self._items = chain([first], self._items)
+            first = next(self._items, None)
+        if first is None:
+            raise ScriptError("there is no event in it")
+        self._items = chain([first], self._items)
 
     def _lines(self) -> Iterator[str]:
-        while line := self.stream.readline(
-            events.MAX_LINE + 2
-        ):  # no more of a line than is refused as too long
+        longest = events.MAX_LINE + 2  # what is longer is refused, and need not be read to its end
+        while line := self.stream.readline(longest):
             self.line += 1
             yield line
 
@@ -75,9 +74,9 @@ def play(
 ) -> None:
     """Play a script of events under each policy, and compare outputs and states with native's, bit for bit.
 
-    The first line may set up what is played: {"model": "qwen3.5-4b", "window": 4, "ring": 16, "align": 7, "mode":
-    "exact", "state_dtype": "float16", "seed": 1, "slots": 32}. The others are events: admit, prefill, verify, accept,
-    flush, preempt, resume, offload, restore, move, fork, abort, free.
+    The first line may say what is played: {"model": "qwen3.5-4b", "window": 4, "ring": 16, "align": 7, "state_dtype":
+    "float16", "mode": "exact", "seed": 1, "slots": 32}. The others are events: admit, prefill, verify, accept, flush,
+    preempt, resume, offload, restore, move, fork, abort, free.
     """
     names = parse.choices("policy", policy, {name: name for name in POLICY_NAMES})
     single_thread()

@@ -1,7 +1,7 @@
 """Bytes over the number of drafts: a panel for each policy, bars stacked by what the bytes belong to."""
 
-import importlib.util
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def check(target: str, cases: Sequence[Case]) -> None:
         raise UsageError(f"--plot {target} ends in {path.suffix!r}; {' and '.join(FORMATS)} can be drawn")
     if path.is_dir():
         raise UsageError(f"--plot {target} is a folder, and a file is needed")
-    if importlib.util.find_spec("matplotlib") is None:
+    if find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib, which is not installed: pip install 'ssmspec[plot]'")
     files.check(path, "--plot")
 

@@ -37,5 +37,5 @@ def _cells(model: Model) -> render.Cells:
         if a.latent
         else f"{a.num_layers} x {a.num_kv_heads} x {a.head_dim}",
         "weights GiB": "" if model.weights_gib is None else f"{model.weights_gib:,.1f}",
-        "source": model.source.removeprefix("config.json of "),
+        "Hub id": model.source.removeprefix("config.json of "),
     }

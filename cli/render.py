@@ -1,6 +1,6 @@
 """A result as text: tables that fit the terminal, and the same as Markdown. Formats numbers, and works nothing out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -28,20 +28,8 @@ _USUAL = {"read_copy": "none", "cache_mode": "none", "tp": 1}  # goes without sa
 STYLES = {"equal": "green", "differs": "yellow", "DIFFERS": "bold red", "ok": "green", "OFF": "bold red"}
 FIT = "requests\nthat fit"
 ULP, ABS = "max ulp\nout / state", "max |Δ|\nout / state"
-LEFT = (
-    "preset",
-    "arch",
-    "what",
-    "found",
-    "policy",
-    "mode",
-    "match",
-    "first difference",
-    "limit",
-    "note",
-    "check",
-    "source",
-)
+_NAMES = ("preset", "arch", "Hub id", "what", "found", "policy", "mode", "check", "source")
+LEFT = (*_NAMES, "match", "first difference", "limit", "note")
 WRAPPED, WRAP = ("note", "found"), 24  # columns whose cells may wrap, and where at the earliest
 GAP = 2  # between columns
 
@@ -73,7 +61,7 @@ def match(e: "Exactness | None", policy: str) -> Cells:
 def _apart(e: "Exactness", policy: str) -> Cells:
     own = policy == "native"
     return {
-        ABS: "" if own else f"{e.outputs.max_abs:.0e} / {e.states.max_abs:.0e}",
+        ABS: "" if own else f"{e.outputs.max_abs:.0e} / {e.states.max_abs:.0e}".replace("0e+00", "0"),
         "outputs apart": "" if own else f"{e.outputs.different:,} of {e.outputs.compared:,}",
         "states apart": "" if own else f"{e.states.different:,} of {e.states.compared:,}",
     }
@@ -144,20 +132,26 @@ def _squared(table: Sequence[Cells]) -> list[Cells]:
     return [{title: row.get(title, "") for title in titles} for row in table]
 
 
-def _width(table: Sequence[Cells], title: str) -> int:
-    """What a column needs; one whose cells may wrap is content with less."""
-    lines = [line for text in (title, *(row[title] for row in table)) for line in text.split("\n")]
-    return min(max(map(cell_len, lines)), WRAP if title in WRAPPED else 1000)
+def _widths(table: Sequence[Cells]) -> dict[str, int]:
+    """What each column needs; one whose cells may wrap is content with less."""
+    found = {}
+    for title in table[0]:
+        lines = [line for text in (title, *(row[title] for row in table)) for line in text.split("\n")]
+        found[title] = min(max(map(cell_len, lines)), WRAP if title in WRAPPED else 1000)
+    return found
 
 
-def pages(table: Sequence[Cells], keys: Sequence[str], width: int) -> list[list[str]]:
+def _needed(widths: Mapping[str, int], titles: Sequence[str]) -> int:
+    return sum(widths[title] + GAP for title in titles) - GAP
+
+
+def pages(widths: Mapping[str, int], keys: Sequence[str], width: int) -> list[list[str]]:
     """The columns side by side as far as ``width`` goes, the others below; each page starts with ``keys``."""
     found = [[*keys]]
-    for title in table[0]:
+    for title in widths:
         if title in keys:
             continue
-        needed = sum(_width(table, t) + GAP for t in (*found[-1], title)) - GAP
-        if needed > width and len(found[-1]) > len(keys):
+        if _needed(widths, [*found[-1], title]) > width and len(found[-1]) > len(keys):
             found.append([*keys])
         found[-1].append(title)
     return found
@@ -167,14 +161,16 @@ def show_table(
     console: Console, table: Sequence[Cells], keys: Sequence[str], sections: Sequence[int] = ()
 ) -> None:
     """A table that fits the terminal, a line behind the rows of ``sections``."""
-    for titles in pages(table, keys, console.width):
+    widths, ends = _widths(table), set(sections)
+    for titles in pages(widths, keys, console.width):
+        fits = _needed(widths, titles) <= console.width
         drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
         for title in titles:
             side: JustifyMethod = "left" if title in LEFT else "right"
-            drawn.add_column(title, justify=side, no_wrap=title not in WRAPPED)
+            drawn.add_column(title, justify=side, no_wrap=fits and title not in WRAPPED, overflow="fold")
         for number, row in enumerate(table):
             styled = (Text(row[title], STYLES.get(row[title], "")) for title in titles)
-            drawn.add_row(*styled, end_section=number in sections)
+            drawn.add_row(*styled, end_section=number in ends)
         console.print(drawn)
         console.print()
 

@@ -67,8 +67,12 @@ def _vs_native(row: Row) -> float:
 def _gains(taken: Sequence[Row]) -> str:
     if taken[0].traffic is None:
         return ""
-    low, high = (f"{f(map(_vs_native, taken)):.2f}x" for f in (min, max))
-    return f": {low if low == high else f'{low} to {high}'} of native's bytes"
+    return f": {_span([_vs_native(row) for row in taken])} of native's bytes"
+
+
+def _span(ratios: Sequence[float]) -> str:
+    low, high = (f"{value:.2f}x" for value in (min(ratios), max(ratios)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _requests(rows: Sequence[Row], best: Row) -> str:
@@ -76,7 +80,8 @@ def _requests(rows: Sequence[Row], best: Row) -> str:
     native = next((row.capacity for row in rows if row.policy == "native"), None)
     if native is None or best.capacity is None:
         return ""
-    return f"; {best.capacity.requests:,} requests fit instead of {native.requests:,}"
+    before = "; requests that fit: " if best.traffic else ": "
+    return f"{before}{best.capacity.requests:,} instead of {native.requests:,}"
 
 
 def _pays(curves: Sequence[Curve], row: Row) -> str:
@@ -111,6 +116,6 @@ def _bits(rows: Sequence[Row]) -> str:
         if not apart:
             words.append(f"{mode} mode gives native's")
         elif ratios:
-            error = f"{min(ratios):.2f}x to {max(ratios):.2f}x native's error against float64"
-            words.append(f"{mode} mode leaves them in {names}, with {error}")
+            error = f"states at {_span(ratios)} of native's error against float64"
+            words.append(f"{mode} mode leaves them in {names} ({error})")
     return "Bits: " + "; ".join(words) + "." if words else ""

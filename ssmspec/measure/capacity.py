@@ -31,7 +31,8 @@ class Settings(Paging):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.gpu_utilization <= 1:
-            raise ValueError(f"gpu_utilization={self.gpu_utilization} is not within 0..1")
+            nearest = "the nearest legal value is 1" if self.gpu_utilization > 1 else "0 is not legal either"
+            raise ValueError(f"gpu_utilization={self.gpu_utilization} is not within 0..1; {nearest}")
         for name, least in (("gpu_memory_gib", 0), ("weights_gib", 0), ("overhead_gib", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -53,7 +53,7 @@ def over_drafts(
 ) -> list[Curve]:
     """Each policy at each K whose window the ring holds; a ring of the default length grows with the window."""
     g, ring, default = case.model.geometry.shard(case.settings.tp), case.window.limit, default_ring(case)
-    most = MAX_RING // 2 if default else min(ring, MAX_RING - ring)
+    most = MAX_RING // 3 if default else min(ring, MAX_RING - ring)  # a default ring is 2T
     windows = [Window(max_len=k + 1, ring_len=None if default else ring) for k in drafts if k < most]
     found = []
     for policy in policies:

@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from ssmspec import layout
 from ssmspec.geometry import DType, Geometry, Mode, Window
 from ssmspec.measure.difference import Error, Tally
@@ -141,6 +143,7 @@ def compare(
     return play(setup, script, [w.mode for w in windows], names, progress=tell)
 
 
+@torch.inference_mode()
 def play(
     setup: Setup,
     script: Iterable[events.Event],

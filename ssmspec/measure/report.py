@@ -177,12 +177,15 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_NESTED = ("first", "reuse", "explain")  # of these, only what is inside becomes a column
+
+
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             found |= _flat(value, f"{before}{key}.")
-        elif value is not None and key != "explain":
+        elif key not in _NESTED:
             found[before + key] = _cell(value)
     return found
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ssmspec.acceptance import Acceptance
@@ -110,10 +110,11 @@ def run(
 ) -> list[Row]:
     """A row for each case, mode and policy, native first and once. What cannot be raises ValueError, before a life is played."""
     wanted, rows = set(parts), []
+    moved = cache(partial(traffic.of, seed=seed))  # loads and contexts share it
     for number, case in enumerate(cases, start=1):
         progress(f"combination {number:,} of {len(cases):,}")
         for row in _blank(case, policies, modes):
-            rows.append(_counted(row, wanted, seed))
+            rows.append(_counted(row, wanted, moved))
     return _played(rows, modes, seed, backend, progress) if Part.EXACT in wanted else rows
 
 
@@ -130,13 +131,13 @@ def life_of(case: Case) -> tuple[Geometry, Window]:
     return reduced(case.model.geometry), replace(case.window, align=align)
 
 
-def _counted(row: Row, parts: set[Part], seed: int) -> Row:
+def _counted(row: Row, parts: set[Part], moved: Callable[..., Traffic]) -> Row:
     case, model = row.case, row.case.model
     if row.policy == "native":
         model = replace(model, geometry=replace(model.geometry, read_dtype=None))
     if Part.TRAFFIC in parts:
         shard = model.geometry.shard(case.settings.tp)
-        row = replace(row, traffic=traffic.of(row.policy, shard, row.window, case.acceptance, seed=seed))
+        row = replace(row, traffic=moved(row.policy, shard, row.window, case.acceptance))
     if Part.CAPACITY in parts:
         row = replace(row, capacity=capacity.of(row.policy, model, row.window, case.settings))
         if case.settings.cache_mode is CacheMode.ALIGN:
