@@ -44,6 +44,7 @@ def _cases(model: str) -> dict[str, dict[str, Any]]:
     cases = {
         "nothing": {"args": base},
         "native": asked("native"),
+        "native flag": {"cli": [*cli, "--ssm-policy", "native"]},
         "reference": {
             "args": {**base, "additional_config": {"ssmspec": {"policy": "native", "backend": "torch"}}}
         },
@@ -76,12 +77,15 @@ def test_the_plugin_is_installed() -> None:
     assert entry.value == "ssmspec.runtime.vllm:register"
 
 
-@pytest.mark.parametrize("name", ["nothing", "native"])
-def test_a_server_without_a_policy_is_stock(configs: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "additional"),
+    [("nothing", {}), ("native flag", {}), ("native", {"ssmspec": {"policy": "native"}})],
+)
+def test_a_server_without_a_policy_is_stock(configs: dict[str, Any], name: str, additional: object) -> None:
     found = configs[name]
     assert found["architectures"] == STOCK
     assert found["extension"] == ""
-    assert found["additional"] == ({} if name == "nothing" else {"ssmspec": {"policy": "native"}})
+    assert found["additional"] == additional
 
 
 @pytest.mark.parametrize("policy", ["recover", "every-step", "checkpointing"])

@@ -9,7 +9,7 @@ from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
 
-OURS = "Ssmspec"  # prefix of the architecture names that load our model classes, as in models.py
+OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
 MODELS = "ssmspec.runtime.vllm.models"
 REPORT = "ssmspec.runtime.vllm.report.WorkerReport"
 
@@ -27,19 +27,13 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], kind: Callable[[An
     stock = getattr(stock, "__func__", stock)
     if getattr(stock, "by_ssmspec", False):
         return
-    ours = functools.wraps(stock)(functools.partial(wrapper, stock))
-    setattr(owner, name, kind(_as_function(ours)))
 
+    @functools.wraps(stock)
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(stock, *args, **kwargs)
 
-def _as_function(partial: Any) -> Any:
-    """A partial does not bind to an instance, a function does."""
-
-    @functools.wraps(partial)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return partial(*args, **kwargs)
-
-    call.by_ssmspec = True  # type: ignore[attr-defined]
-    return call
+    ours.by_ssmspec = True  # type: ignore[attr-defined]
+    setattr(owner, name, kind(ours))
 
 
 def _add_cli_args(stock: Callable[..., Any], parser: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +59,8 @@ def _from_cli_args(stock: Callable[..., Any], cls: Any, args: Any) -> Any:
     if any(value is not None for value in flags.values()):
         additional = dict(getattr(args, "additional_config", None) or {})
         serve = config.resolve(flags, additional, os.environ)
-        args.additional_config = {**additional, config.KEY: serve.to_dict()}
+        if not serve.stock:
+            args.additional_config = {**additional, config.KEY: serve.to_dict()}
     return stock(cls, args)
 
 

@@ -3,11 +3,10 @@
 from typing import Any
 
 from ssmspec.runtime.vllm import compat, config
+from ssmspec.runtime.vllm.hooks import OURS
 from ssmspec.runtime.vllm.layer import GatedDeltaNet
 from ssmspec.runtime.vllm.refusals import SERVED
 from ssmspec.runtime.vllm.state import ModelState
-
-PREFIX = "Ssmspec"
 
 
 class Served:
@@ -24,7 +23,7 @@ class Served:
 
 def __getattr__(name: str) -> type[Any]:
     """`SsmspecX` for each served architecture X, made when vLLM asks for it."""
-    arch = name.removeprefix(PREFIX)
+    arch = name.removeprefix(OURS)
     if arch == name or arch not in SERVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     made = type(name, (Served, compat.resolve(arch)), {"__module__": __name__})
