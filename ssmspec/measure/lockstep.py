@@ -32,7 +32,10 @@ class Pair:
 
 
 class Lockstep:
-    """``judge`` is called with each pair as soon as both sides have seen it."""
+    """``judge`` is called with each pair as soon as both sides have seen it.
+
+    ``poison`` fills the others' pools and native's not, so that stale memory shows even where all of them read it.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Lockstep:
         self._seen: dict[str, dict[Key, list[Seen]]] = {}
         self._verified: list[events.Verify] = []
 
-        def engine(c: Contender) -> Engine:
+        def engine(c: Contender, poison: int | None) -> Engine:
             queue = self._seen[c.name] = defaultdict(list)
 
             def see(s: Seen) -> None:
@@ -60,8 +63,8 @@ class Lockstep:
             )
 
         self.native_name = native.name
-        self.native = engine(native)
-        self.others = {c.name: engine(c) for c in others}
+        self.native = engine(native, None)
+        self.others = {c.name: engine(c, poison) for c in others}
 
     def play(self, event: events.Event) -> None:
         """One event for all. What a contender refuses is raised before native has changed."""

@@ -4,8 +4,9 @@ import itertools
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 
@@ -14,8 +15,10 @@ import torch
 from ssmspec import layout
 from ssmspec.geometry import DType, Mode
 from ssmspec.measure.exact import expected
-from ssmspec.measure.lives import Life, draw_setup, repaired
+from ssmspec.measure.ledger import repaired
+from ssmspec.measure.lives import Life, draw_setup
 from ssmspec.measure.lockstep import Contender, Lockstep, Pair
+from ssmspec.measure.shrink import shrink
 from ssmspec.runtime import events as ev
 from ssmspec.runtime.setup import Setup
 
@@ -29,6 +32,7 @@ class Failure:
 
     kind: str
     text: str
+    policy: str | None = None  # whose it is, where one alone is wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +61,9 @@ class Report:
 
 
 class _Wrong(Exception):
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, text: str, policy: str | None = None) -> None:
         super().__init__(text)
-        self.failure = Failure(kind=kind, text=text)
+        self.failure = Failure(kind=kind, text=text, policy=policy)
 
 
 class Judge:
@@ -78,14 +82,14 @@ class Judge:
             before = self.known.setdefault((a.what, a.request, a.layer, a.tokens), a.value)
             if not torch.equal(before, a.value):
                 raise _Wrong(f"recomputed {a.what}", f"{where}: native, recomputed, is not what it was")
-        e = self.expected[pair.contender]
+        e, policy = self.expected[pair.contender], pair.contender
         equal = {"output": e.outputs, "state": e.states, "conv": True}[a.what]
         if equal and not torch.equal(a.value, b.value):
-            raise _Wrong(a.what, f"{where}: {pair.contender} is not native's, by {_gap(pair):.2g}")
+            raise _Wrong(a.what, f"{where}: {policy} is not native's, by {_gap(pair):.2g}", policy)
         if not bool(b.value.float().isfinite().all()):
-            raise _Wrong(f"finite {a.what}", f"{where}: {pair.contender} is not finite")
-        if pair.contender in self.near and _gap(pair) > _tolerance(pair):
-            raise _Wrong(f"near {a.what}", f"{where}: {pair.contender} is {_gap(pair):.2g} away from native")
+            raise _Wrong(f"finite {a.what}", f"{where}: {policy} is not finite", policy)
+        if policy in self.near and _gap(pair) > _tolerance(pair):
+            raise _Wrong(f"near {a.what}", f"{where}: {policy} is {_gap(pair):.2g} away from native", policy)
 
 
 def _only_reordered(c: Contender) -> bool:
@@ -174,64 +178,27 @@ def live(index: int, seed: int, policies: Sequence[str], backend: str) -> _Lived
 def _shrunk(
     index: int, setup: Setup, policies: tuple[str, ...], script: list[ev.Event], failure: Failure
 ) -> Found:
-    drawn = len(script)
-    replays = MAX_REPLAYS
+    """Fewer policies, fewer layers, fewer events, as long as it is the same kind of failure."""
+    drawn, replays, lossy = len(script), MAX_REPLAYS, "native" in policies
 
-    def fails(setup: Setup, events: Iterable[ev.Event]) -> list[ev.Event] | None:
-        """The events up to the same failure; None without it."""
+    def fails(setup: Setup, policies: tuple[str, ...], events: Iterable[ev.Event]) -> list[ev.Event] | None:
+        """The events up to the failure; None without it."""
         nonlocal replays
         replays -= 1
-        legal = list(repaired(events, setup.slots, lossy="native" in policies))
+        legal = list(repaired(events, setup.slots, lossy=lossy))
         played, found = play(setup, policies, legal) if replays >= 0 else (0, None)
         return legal[:played] if found and found.kind == failure.kind else None
 
-    for simpler in _simpler_setups(setup):
-        found = fails(simpler, script)
+    alone = (failure.policy,) if failure.policy else policies
+    one_layer = replace(setup, geometry=replace(setup.geometry, num_layers=1))
+    for simpler, fewer in ((setup, alone), (one_layer, policies), (one_layer, alone)):
+        found = fails(simpler, fewer, script)
         if found:
-            setup, script = simpler, found
-    script = shrink(script, lambda events: fails(setup, events))
+            setup, policies, script = simpler, fewer, found
+    script = shrink(script, lambda events: fails(setup, policies, events))
     _, last = play(setup, policies, script)
     assert last is not None
     return Found(life=index, failure=last, setup=setup, policies=policies, drawn=drawn, script=tuple(script))
-
-
-def _simpler_setups(setup: Setup) -> Iterator[Setup]:
-    """One simplification at a time."""
-    yield replace(setup, geometry=replace(setup.geometry, num_layers=1))
-
-
-def shrink(
-    script: list[ev.Event], fails: Callable[[list[ev.Event]], list[ev.Event] | None]
-) -> list[ev.Event]:
-    """Take out halves, quarters and single events, then parts of events, while it still ``fails``.
-
-    Delta debugging (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002).
-    """
-    size = max(1, len(script) // 2)
-    while True:
-        at, before = 0, len(script)
-        while at < len(script):
-            smaller = fails(script[:at] + script[at + size :])
-            script, at = (smaller, at) if smaller else (script, at + size)
-        if size == 1 and len(script) == before:
-            break
-        size = size if len(script) < before else max(1, size // 2)
-    for at in range(len(script)):
-        for simpler in _simpler_events(script[at]) if at < len(script) else ():
-            script = fails([*script[:at], simpler, *script[at + 1 :]]) or script
-    return script
-
-
-def _simpler_events(e: ev.Event) -> Iterator[ev.Event]:
-    match e:
-        case ev.Verify():
-            yield replace(e, padding=0)
-            for name in e.windows if len(e.windows) > 1 else ():
-                yield replace(e, windows={r: n for r, n in e.windows.items() if r != name})
-        case ev.Accept():
-            yield replace(e, force_flush=[], boundary={})
-        case ev.Admit():
-            yield from (replace(e, prompt=n) for n in (e.prompt // 2, 1) if n)
 
 
 def run(
@@ -249,22 +216,23 @@ def run(
     Lives are judged in their order, so the same seed finds the same failure with any number of ``jobs``.
     """
     report, end = Report(), time.monotonic() + 60 * minutes
-    for lived in _lives(seed, tuple(policies), backend, jobs):
-        report = replace(
-            report,
-            lives=report.lives + 1,
-            events=report.events + lived.kinds.total(),
-            kinds=report.kinds + lived.kinds,
-            found=lived.found,
-        )
-        progress(report)
-        if report.found or report.events >= events or time.monotonic() >= end:
-            break
+    with closing(_lives(seed, tuple(policies), backend, jobs)) as lives:
+        for lived in lives:
+            report = replace(
+                report,
+                lives=report.lives + 1,
+                events=report.events + lived.kinds.total(),
+                kinds=report.kinds + lived.kinds,
+                found=lived.found,
+            )
+            progress(report)
+            if report.found or report.events >= events or time.monotonic() >= end:
+                break
     return report
 
 
-def _lives(seed: int, policies: tuple[str, ...], backend: str, jobs: int) -> Iterator[_Lived]:
-    """Endless; with several jobs a few lives ahead of the one that is asked for."""
+def _lives(seed: int, policies: tuple[str, ...], backend: str, jobs: int) -> Generator[_Lived, None, None]:
+    """Endless; with several jobs as many lives are played ahead of the one that is asked for."""
     if jobs == 1:
         for index in itertools.count():
             yield live(index, seed, policies, backend)
@@ -273,7 +241,7 @@ def _lives(seed: int, policies: tuple[str, ...], backend: str, jobs: int) -> Ite
     try:
         for index in itertools.count():
             ahead.append(pool.submit(live, index, seed, policies, backend))
-            if len(ahead) > 3 * jobs:
+            if len(ahead) > jobs:
                 yield ahead.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
