@@ -8,15 +8,20 @@ from lives import Life
 from shapes import GATES, STORES, geometry
 
 from ssmspec.geometry import READ_DTYPES, DType, Geometry, Mode, Window
+from ssmspec.kernels.base import Tokens
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure import exact
 from ssmspec.measure.lockstep import Contender, Lockstep, Pair
+from ssmspec.runtime.engine import Engine
+from ssmspec.step import Step
 
 W = Window(max_len=4, ring_len=11, align=7)
 RECORDING = POLICY_NAMES[1:]
 
 
-def play(contenders: list[Contender], native: Contender, seed: int, events: int = 60, **engine: int) -> list[Pair]:
+def play(
+    contenders: list[Contender], native: Contender, seed: int, events: int = 60, **engine: int
+) -> list[Pair]:
     pairs: list[Pair] = []
     lockstep = Lockstep(native, contenders, pairs.append, num_slots=24, **engine)
     for event in Life(native.w, seed).events(events):
@@ -40,7 +45,11 @@ def native(g: Geometry, w: Window = W) -> Contender:
 def test_every_policy_has_native_bits_over_a_whole_life(gate: str, store: str, poison: int) -> None:
     g = geometry(gate, store)
     for pair in play(contenders(g, W), native(g), seed=poison, poison=poison):
-        assert torch.equal(pair.native.value, pair.other.value), (pair.contender, pair.event, pair.native.what)
+        assert torch.equal(pair.native.value, pair.other.value), (
+            pair.contender,
+            pair.event,
+            pair.native.what,
+        )
         assert pair.native.value.isfinite().all()
 
 
@@ -115,3 +124,22 @@ def test_the_comparator_reports_a_policy_that_is_not_what_it_promised() -> None:
     broken = replace(result, outputs=replace(result.outputs, different=1))
     assert result.ok
     assert not broken.ok
+
+
+@pytest.mark.parametrize("policy", ["recover", "checkpointing"])
+def test_both_copies_are_cast_from_the_same_unrounded_state(policy: str) -> None:
+    """From the same zero state the first window leads to the same unrounded state, however the anchor is stored."""
+    copies = []
+    for store in ("fp32", "fp16", "nvfp4"):
+        e = Engine(policy, geometry("gdn", store, read_dtype=DType.BF16), Window(max_len=4))
+        e.policy.start(torch.tensor([1]), torch.tensor([0]))
+        e.conv.reset(torch.tensor([1]))
+        step = Step.of([1], [4], 4, accepted=[3], force_flush=[1])
+        x, a, b = e.content.inputs(0, [[1, 2, 3, 4]], 4)
+        packed = e.conv.verify(0, step, x, e.content.conv_weight[0])
+        e.policy.verify(0, step, Tokens.unpack(e.g, packed, a, b))
+        e.policy.accept(step.close())
+        copies.append(e.pool["read"][0, 1])
+    assert copies[0].abs().max() > 0
+    assert torch.equal(copies[0], copies[1])
+    assert torch.equal(copies[0], copies[2])
