@@ -13,8 +13,9 @@ from ssmspec.geometry import Window
 from ssmspec.measure.environment import installed, record
 from ssmspec.runtime.setup import Setup
 
-from . import render
+from . import table
 from .console import out, progress
+from .errors import sentence
 from .study import single_thread
 
 PACKAGES = ("torch", "triton", "matplotlib", "vllm")
@@ -33,7 +34,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
         typer.echo(json_format.dumps({"schema": "ssmspec.doctor", "schema_version": 1, **found}, indent=2))
     else:
         lines = [{"what": name.replace("_", " "), "found": _words(value)} for name, value in found.items()]
-        render.show_table(out(), lines, ["what"])
+        table.show(out(), lines, ["what"])
     if found["backend_torch"] != WORKS:
         raise typer.Exit(1)
 
@@ -70,6 +71,8 @@ def _try(backend: str) -> str:
         single_thread()
         g = replace(Setup().geometry, num_layers=1)
         results = exact.compare(g, [Window(max_len=4)], requests=1, steps=2, backend=backend)
+    except ValueError as error:
+        return sentence(error)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     apart = [r.policy for r in results if not r.ok]

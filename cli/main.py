@@ -7,11 +7,11 @@ from typer.core import TyperGroup
 
 import ssmspec
 
-from . import compare, doctor, play, presets
+from . import compare, doctor, play, presets, soak
 from .console import complain
 from .errors import sentence
 
-FAILED, COULD_NOT_RUN, INTERRUPTED = 1, 2, 130
+COULD_NOT_RUN, INTERRUPTED = 2, 130  # 1: something is not as expected
 
 
 class Sentences(TyperGroup):
@@ -58,6 +58,7 @@ app.add_typer(compare.app, name="compare")
 app.command("doctor", epilog="Example: ssmspec doctor --json")(doctor.doctor)
 app.command("play", epilog="Example: ssmspec play script.jsonl --policy recover,checkpointing")(play.play)
 app.command("presets", epilog="Example: ssmspec presets --json")(presets.presets)
+app.command("soak", epilog="Example: ssmspec soak --minutes 5 --seed 1")(soak.soak)
 
 
 def run() -> None:

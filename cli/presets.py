@@ -9,7 +9,7 @@ import typer
 from ssmspec.model import Model
 from ssmspec.presets import PRESETS
 
-from . import render
+from . import table
 from .console import out
 from .names import short
 
@@ -21,10 +21,10 @@ def presets(json: Json = False) -> None:
     if json:
         typer.echo(json_format.dumps([asdict(model) for model in PRESETS.values()], indent=2))
         return
-    render.show_table(out(), [_cells(model) for model in PRESETS.values()], ["preset"])
+    table.show(out(), [_cells(model) for model in PRESETS.values()], ["preset"])
 
 
-def _cells(model: Model) -> render.Cells:
+def _cells(model: Model) -> table.Cells:
     g, a = model.geometry, model.attention
     return {
         "preset": model.name,

@@ -1,37 +1,29 @@
-"""A result as text: tables that fit the terminal, and the same as Markdown. Formats numbers, and works nothing out."""
+"""A result as text, and the same as Markdown. Formats numbers, and works nothing out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from ssmspec.measure.checks import Check
 from ssmspec.measure.report import Played, Report
 from ssmspec.measure.sweep import Row
 
+from . import table
 from .names import TITLES, short
+from .table import Cells
 
 if TYPE_CHECKING:  # importing it imports torch
     from ssmspec.measure.exact import Exactness
 
-Cells = dict[str, str]  # a row, by column title
-
 _EVERY = ("draft", "ring", "state_dtype", "record_dtype", "read_copy", "cache_mode")
 _MOVED, _FIT = ("batch", "tp"), ("context", "kv_dtype", "tp")
 _USUAL = {"read_copy": "none", "cache_mode": "none", "tp": 1}  # goes without saying
-STYLES = {"equal": "green", "differs": "yellow", "DIFFERS": "bold red", "ok": "green", "OFF": "bold red"}
 FIT = "requests\nthat fit"
 ULP, ABS = "max ulp\nout / state", "max |Δ|\nout / state"
-_NAMES = ("preset", "arch", "Hub id", "what", "found", "policy", "mode", "check", "source")
-LEFT = (*_NAMES, "match", "first difference", "limit", "note")
-WRAPPED, WRAP = ("note", "found"), 24  # columns whose cells may wrap, and where at the earliest
-GAP = 2  # between columns
 
 
 def _mb(nbytes: float) -> str:
@@ -117,71 +109,22 @@ def cells(report: Report) -> list[Cells]:
     modes = len({row.mode for row in report.rows} - {None}) > 1
     whole = first.exact and first.traffic and first.capacity
     body = _headline if whole else _exact if first.exact else _traffic if first.traffic else _capacity
-    table = []
+    found = []
     for row in report.rows:
         labels = row.case.labels()
-        found = {"policy": row.policy} | ({"mode": row.mode or ""} if modes else {})
-        found |= {TITLES[name]: short(labels[name]) for name in report.varied}
-        table.append(found | body(row) | {"note": row.note})
-    return _squared(table)
-
-
-def _squared(table: Sequence[Cells]) -> list[Cells]:
-    """Every row with every column, but for notes where there is none."""
-    titles = list(dict.fromkeys(title for row in table for title in row if title != "note" or row[title]))
-    return [{title: row.get(title, "") for title in titles} for row in table]
-
-
-def _widths(table: Sequence[Cells]) -> dict[str, int]:
-    """What each column needs; one whose cells may wrap is content with less."""
-    found = {}
-    for title in table[0]:
-        lines = [line for text in (title, *(row[title] for row in table)) for line in text.split("\n")]
-        found[title] = min(max(map(cell_len, lines)), WRAP if title in WRAPPED else 1000)
-    return found
-
-
-def _needed(widths: Mapping[str, int], titles: Sequence[str]) -> int:
-    return sum(widths[title] + GAP for title in titles) - GAP
-
-
-def pages(widths: Mapping[str, int], keys: Sequence[str], width: int) -> list[list[str]]:
-    """The columns side by side as far as ``width`` goes, the others below; each page starts with ``keys``."""
-    found = [[*keys]]
-    for title in widths:
-        if title in keys:
-            continue
-        if _needed(widths, [*found[-1], title]) > width and len(found[-1]) > len(keys):
-            found.append([*keys])
-        found[-1].append(title)
-    return found
-
-
-def show_table(
-    console: Console, table: Sequence[Cells], keys: Sequence[str], sections: Sequence[int] = ()
-) -> None:
-    """A table that fits the terminal, a line behind the rows of ``sections``."""
-    widths, ends = _widths(table), set(sections)
-    for titles in pages(widths, keys, console.width):
-        fits = _needed(widths, titles) <= console.width
-        drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        for title in titles:
-            side: JustifyMethod = "left" if title in LEFT else "right"
-            drawn.add_column(title, justify=side, no_wrap=fits and title not in WRAPPED, overflow="fold")
-        for number, row in enumerate(table):
-            styled = (Text(row[title], STYLES.get(row[title], "")) for title in titles)
-            drawn.add_row(*styled, end_section=number in ends)
-        console.print(drawn)
-        console.print()
+        keys = {"policy": row.policy} | ({"mode": row.mode or ""} if modes else {})
+        keys |= {TITLES[name]: short(labels[name]) for name in report.varied}
+        found.append(keys | body(row) | {"note": row.note})
+    return table.squared(found)
 
 
 def show(console: Console, report: Report, *, checks: bool) -> None:
     """The table with what is common above it, and advice, checks and notes below."""
-    table = cells(report)
-    keys = ["policy", *(t for t in table[0] if t == "mode" or t in TITLES.values())]
+    found = cells(report)
+    keys = ["policy", *(t for t in found[0] if t == "mode" or t in TITLES.values())]
     console.print(Text("\n".join(heading(report)), "bold"))
     ends = [i for i, (a, b) in enumerate(pairwise(report.rows)) if a.case is not b.case]
-    show_table(console, table, keys, ends)
+    table.show(console, found, keys, ends)
     for line in report.advice:
         console.print(Text(line))
     if checks:
@@ -195,11 +138,11 @@ def show_played(console: Console, played: Played) -> None:
     g, w = played.setup.geometry, played.setup.window
     facts = f"{g.arch}, {short(g.state_dtype)} state, {w.mode} mode, T={w.max_len}, ring {w.limit}, align {w.align}"
     console.print(Text(f"{played.script}: {played.events:,} events; {facts}", "bold"))
-    table = [
+    found = [
         {"policy": e.policy, **match(e, e.policy), **_apart(e, e.policy), "note": _why(e)}
         for e in played.results
     ]
-    show_table(console, _squared(table), ["policy"])
+    table.show(console, table.squared(found), ["policy"])
 
 
 def _why(e: "Exactness") -> str:
@@ -227,7 +170,7 @@ def _show_checks(console: Console, checks: Sequence[Check]) -> None:
     for c in checks:
         verdict = "ok" if c.ok else "OFF"
         found = f"published {c.expected:,.4g}, here {c.got:,.4g} {c.unit} (within {c.tolerance:,.2g})"
-        console.print(Text.assemble((verdict, STYLES[verdict]), f" {c.name}: {found}"))
+        console.print(Text.assemble((verdict, table.STYLES[verdict]), f" {c.name}: {found}"))
         for text in filter(None, (f"Source: {c.source}", c.note)):
             console.print(Padding(Text(text, "dim"), (0, 0, 0, 4)))
     console.print()
@@ -235,20 +178,12 @@ def _show_checks(console: Console, checks: Sequence[Check]) -> None:
 
 def markdown(report: Report) -> str:
     """The same as `show`, for a page."""
-    parts = [f"**{line}**  " for line in heading(report)] + ["", *_grid(cells(report)), ""]
+    parts = [f"**{line}**  " for line in heading(report)] + ["", *table.grid(cells(report)), ""]
     parts += [f"- {line}" for line in report.advice]
     if report.checks:
-        parts += ["", *_grid([_check_cells(check) for check in report.checks])]
+        parts += ["", *table.grid([_check_cells(check) for check in report.checks])]
     parts += ["", *(f"- {note}" for note in report.notes), "", f"`{report.command}`"]
     return "\n".join(parts) + "\n"
-
-
-def _grid(table: Sequence[Cells]) -> list[str]:
-    def line(items: Sequence[str]) -> str:
-        return "| " + " | ".join(item.replace("\n", " ").replace("|", "\\|") for item in items) + " |"
-
-    rule = "|" + "|".join(":--" if title in LEFT else "--:" for title in table[0]) + "|"
-    return [line([*table[0]]), rule, *(line([*row.values()]) for row in table)]
 
 
 def _check_cells(c: Check) -> Cells:

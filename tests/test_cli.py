@@ -35,6 +35,7 @@ OPTIONS = {
     "doctor": {"--json"},
     "play": {"SCRIPT.jsonl", "--policy", "--json"},
     "presets": {"--json"},
+    "soak": {"--minutes", "--events", "--seed", "--policy", "--backend", "--jobs", "-o", "--output"},
 }
 
 

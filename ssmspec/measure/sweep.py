@@ -94,7 +94,7 @@ class Row:
         if self.policy == "native" and self.case.model.geometry.read_dtype:
             notes.append("keeps no read copy")
         if self.capacity is not None and self.capacity.limit is not capacity.Limit.MEMORY:
-            notes.append(f"{self.capacity.limit} bind")
+            notes.append(f"limited by {self.capacity.limit}")
         return "; ".join(notes)
 
 
