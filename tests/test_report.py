@@ -73,7 +73,7 @@ def test_recover_with_one_draft_is_told_to_lose() -> None:
     """3S against (1+1)S + S read: as many bytes, and records on top."""
     only = rows(case(drafts=1), policies=("native", "recover"))
     lines = advise(only)
-    assert lines[0] == "Stay with native: nothing here saves enough bytes."
+    assert lines[0] == "Stay with native: nothing here gains enough."
     assert "recover from K=2" in lines[1]
     assert "recover at K=0 (1.49x), K=1 (1.01x)" in lines[2]
 
@@ -103,6 +103,11 @@ def test_requests_that_fit_are_compared_where_they_were_counted() -> None:
         in advise(both)[0]
     )
     assert advise(rows(case(), parts=(Part.CAPACITY,)))[0].startswith("Most requests fit with recover: ")
+
+
+def test_a_policy_that_holds_no_more_requests_is_not_taken() -> None:
+    few = rows(case(max_num_seqs=8), parts=(Part.CAPACITY,))
+    assert advise(few) == ["Stay with native: nothing here gains enough."]
 
 
 def test_a_sweep_is_summed_up() -> None:

@@ -41,7 +41,7 @@ def _take(rows: Sequence[Row]) -> str:
     names = Counter("native" if row is None else row.policy for row in best)
     taken = [row for row in best if row is not None]
     if not taken:
-        return "Stay with native: nothing here saves enough bytes."
+        return "Stay with native: nothing here gains enough."
     verb = "Take" if taken[0].traffic else "Most requests fit with"
     if len(best) > 1:
         where = ", ".join(f"{name} in {n} of {len(best)} combinations" for name, n in names.most_common())
@@ -53,10 +53,16 @@ def _best(rows: Sequence[Row]) -> Row | None:
     """Of one combination; None where native is the one to stay with."""
     others = [row for row in rows if row.policy != "native"]
     if others[0].traffic is None:
-        return max(others, key=lambda row: row.capacity.requests if row.capacity else 0)
+        most = max(rows, key=_held)  # the first of equals, and native comes first
+        return most if most.policy != "native" else None
     best = min(others, key=_vs_native)
     decode = best.case.model.geometry.arch is Arch.KDA and best.case.window.max_len == 1
     return None if decode or _vs_native(best) > 1 - MARGIN else best
+
+
+def _held(row: Row) -> int:
+    assert row.capacity is not None
+    return row.capacity.requests
 
 
 def _vs_native(row: Row) -> float:

@@ -168,7 +168,7 @@ def play(
     judge = _Judge(runs)
     lockstep = Lockstep(
         native,
-        [*([replace(native, name=ORACLE, g=double)] if oracle else []), *runs],
+        [*([replace(native, name=ORACLE, g=double, backend="torch")] if oracle else []), *runs],
         judge,
         num_slots=setup.slots,
         seed=setup.seed,

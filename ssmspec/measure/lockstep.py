@@ -19,6 +19,7 @@ class Contender:
     policy: str
     g: Geometry
     w: Window
+    backend: str | None = None  # None: the lockstep's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,14 @@ class Lockstep:
                 queue[s.what, s.request, s.layer, s.tokens].append(s)
 
             return Engine(
-                c.policy, c.g, c.w, num_slots=num_slots, seed=seed, backend=backend, poison=poison, see=see
+                c.policy,
+                c.g,
+                c.w,
+                num_slots=num_slots,
+                seed=seed,
+                backend=c.backend or backend,
+                poison=poison,
+                see=see,
             )
 
         self.native_name = native.name
