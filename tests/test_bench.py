@@ -1,0 +1,55 @@
+"""What is timed is what was checked, and whole cycles of it."""
+
+import pytest
+import torch
+from shapes import GATES, geometry
+
+from ssmspec.acceptance import from_rate
+from ssmspec.geometry import Mode, Window
+from ssmspec.layout import POLICY_NAMES
+from ssmspec.measure import bench
+from ssmspec.measure.bench import Spread, Timing
+from ssmspec.measure.expected import Expected
+from ssmspec.measure.rig import Rig
+
+HERE = {"device": "cpu", "backend": "torch", "seed": 0}
+W = Window(max_len=3, ring_len=6)
+
+
+@pytest.mark.parametrize("gate", ["gdn", "kda", "mamba2"])
+def test_a_cycle_leads_every_policy_to_the_same_states(gate: str) -> None:
+    g = geometry(gate, num_layers=2)
+    states = []
+    for name in POLICY_NAMES:
+        rig = Rig(name, g, W, 3, from_rate(0.6, 2), steps=7, **HERE)
+        rig.cycle()
+        states.append(rig.settled())
+    assert states[0].abs().max() > 0
+    assert all(torch.equal(s, states[0]) for s in states)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("gate", GATES)
+def test_a_shape_that_keeps_its_promises_is_timed(gate: str, mode: Mode) -> None:
+    w = Window(max_len=3, ring_len=6, mode=mode)
+    assert bench.disagreement("checkpointing", geometry(gate), w, from_rate(0.6, 2), **HERE) is None
+
+
+def test_a_broken_promise_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Window(max_len=3, ring_len=6, mode=Mode.FAST)
+    g, rate = geometry("gdn", "fp16"), from_rate(0.6, 2)
+    monkeypatch.setattr(bench, "expected", lambda *_: Expected(outputs=True, states=True))
+    assert "differ from native" in str(bench.disagreement("checkpointing", g, fast, rate, **HERE))
+    monkeypatch.setattr(bench, "expected", lambda *_: Expected(outputs=False, states=False))
+    monkeypatch.setattr(bench, "FAST_BOUND", 1e-9)
+    assert "away from native" in str(bench.disagreement("checkpointing", g, fast, rate, **HERE))
+
+
+def test_a_layer_pays_its_part_of_the_accept() -> None:
+    t = Timing(
+        policy="recover", mode=Mode.EXACT, state_dtype="float32", draft=3, ring=16, batch=8, accepted=3.0, layers=4,
+        verify_us=Spread(median=100.0, iqr=1.0), accept_us=Spread(median=80.0, iqr=1.0), bytes=3e8, bandwidth=4e12,
+    )  # fmt: skip
+    assert t.layer_us == 120.0
+    assert t.share == pytest.approx(75 / 120)
+    assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == Spread(median=4.0, iqr=4.0)
