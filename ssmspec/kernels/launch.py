@@ -48,6 +48,12 @@ def window_tile(g: Geometry, batch: int) -> Tile:
     return _tile(g, rows=64, lanes_k=8, warps=4)
 
 
+def head_tile(g: Geometry) -> Tile:
+    """Heads instead of rows; sums over K go by fours whatever the state's dtype."""
+    lanes_k = min(8, _power(g.head_k) // 4)
+    return Tile(rows=32 // lanes_k, lanes_k=lanes_k, chunk=4, warps=1)
+
+
 def fold_tile(g: Geometry) -> Tile:
     """Lanes along K as far as it goes: nothing is summed, and long rows are stored fastest."""
     lanes_k = 32 if g.state_dtype is DType.FP32 else 16

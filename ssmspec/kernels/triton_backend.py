@@ -1,19 +1,21 @@
 """The backend ``triton``: both primitives as plain Triton kernels, exact mode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import gcd
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmspec.geometry import DType, Geometry, Mode, Window
+from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens, Verify
 from ssmspec.kernels.fold import VECTORS, Ports, fold
-from ssmspec.kernels.launch import Tile, fold_span, fold_tile, window_tile
+from ssmspec.kernels.launch import Tile, fold_span, fold_tile, head_tile, window_tile
+from ssmspec.kernels.prepare import prepare
 from ssmspec.kernels.triton_records import Records, Shape
-from ssmspec.kernels.window import Inputs, Past, window
+from ssmspec.kernels.window import Inputs, Past, Prepared, window
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _STATES = (DType.FP32, DType.BF16, DType.FP16)
@@ -70,8 +72,13 @@ def _inputs(x: Tokens) -> tuple[Inputs, Inputs]:
             raise ValueError(f"{name} has strides {getattr(x, name).stride()}: the last must be 1")
     if x.a.dim() == 4 and x.a.stride(-1) != 1:
         raise ValueError(f"a has strides {x.a.stride()}: the last must be 1")
-    tokens = (x.q, x.k, x.v, x.a, x.b)
-    return Inputs(*tokens), Inputs(*(None if t is None else t.stride()[:3] for t in tokens))
+    tokens = Inputs(x.q, x.k, x.v, x.a, x.b)
+    return tokens, _strides(Inputs, tokens)
+
+
+def _strides(kind: Callable[..., Any], tensors: Iterable[Tensor | None]) -> Any:
+    """Over (batch, token, head), in the same places."""
+    return kind(*(None if t is None else t.stride()[:3] for t in tensors))
 
 
 def _records(layer: Layer) -> tuple[Records, Records]:
@@ -107,32 +114,65 @@ class _Exact:
         out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
         if batch == 0:
             return out
-        tile = window_tile(g, batch)
-        tokens, token_steps = _inputs(x)
-        recorded, record_steps = _records(layer)
+        rows, lens = _column("rows", rows), _column("lens", lens)
         past = Past() if history is None else Past(history.base, history.count, history.ends)
+        records, record_steps = _records(layer) if snapshots is None else (Records(), Records())
+        ring = layer.capacity if layer.records else 1
+        heads, tile = head_tile(g), window_tile(g, batch)
+        p, made = layer.params, _scratch(g, x)
+        blocks = triton.cdiv(g.num_k_heads, heads.lanes_v) * (made.k is not x.k or records.k is not None)
+        prepare[(t, blocks + triton.cdiv(g.num_v_heads, heads.lanes_v), batch)](
+            *_inputs(x),
+            p.A_log,
+            p.dt_bias,
+            made.k,
+            made.q,
+            made.decay,
+            made.beta,
+            rows,
+            lens,
+            t,
+            past,
+            records,
+            record_steps,
+            _shape(g, heads, ring),
+            num_warps=heads.warps,
+            enable_fp_fusion=False,
+        )
         window[(triton.cdiv(g.head_v, tile.rows), g.num_v_heads, batch)](
-            tokens,
-            token_steps,
-            layer.params.A_log,
-            layer.params.dt_bias,
-            layer.params.D,
+            made,
+            _strides(Prepared, made),
+            p.A_log,
+            p.dt_bias,
+            p.D,
             layer.state,
             _rows_of("state", layer.state),
-            _column("rows", rows),
-            _column("lens", lens),
+            rows,
+            lens,
             out,
             t,
             None if snapshots is None else snapshots.contiguous(),
             past,
             0 if history is None else history.limit,
-            recorded,
+            records,
             record_steps,
-            _shape(g, tile, layer.capacity if layer.records else 1),
+            _shape(g, tile, ring),
             num_warps=tile.warps,
             enable_fp_fusion=False,
         )
         return out
+
+
+def _scratch(g: Geometry, x: Tokens) -> Prepared:
+    """Room for what ``prepare`` makes of the tokens; what it leaves as it is stays where it is."""
+
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=x.v.device)
+
+    batch, t, hv = *x.v.shape[:2], g.num_v_heads
+    decay = room(batch, t, hv, g.head_k) if g.arch is Arch.KDA else room(batch, t, hv)
+    q, k = (x.q, x.k) if g.arch is Arch.MAMBA2 else room(2, *x.k.shape)
+    return Prepared(q, k, x.v, decay, room(batch, t, hv))
 
 
 VERIFY: dict[Mode, Callable[[Geometry, Window], Verify]] = {Mode.EXACT: _Exact}

@@ -44,6 +44,7 @@ class At(NamedTuple):
 
     h: Any
     hv: Any
+    chunk: Any  # where chunks start along K, [LK, LV, 1, NK, 1]
     k: Any  # offsets along K, [LK, LV, 1, NK, C]
     v: Any  # offsets along V, [LK, LV, NV, 1, 1]
     k_in: Any
@@ -56,7 +57,7 @@ class At(NamedTuple):
 
 @triton.jit
 def locate(hv, v_tile, A_log, dt_bias, g: tl.constexpr):
-    k, v, lk, lv = lanes(g)
+    chunk, k, v, lk, lv = lanes(g)
     v += v_tile * (g.LV * g.NV)
     k_in = k < g.K
     rate = tl.exp(tl.load(A_log + hv).to(tl.float32))
@@ -65,7 +66,17 @@ def locate(hv, v_tile, A_log, dt_bias, g: tl.constexpr):
     else:
         bias = tl.load(dt_bias + hv).to(tl.float32)
     return At(
-        h=hv // (g.HV // g.H), hv=hv, k=k, v=v, k_in=k_in, v_in=v < g.V, lk=lk, lv=lv, rate=rate, bias=bias
+        chunk=chunk,
+        h=hv // (g.HV // g.H),
+        hv=hv,
+        k=k,
+        v=v,
+        k_in=k_in,
+        v_in=v < g.V,
+        lk=lk,
+        lv=lv,
+        rate=rate,
+        bias=bias,
     )
 
 
@@ -75,6 +86,15 @@ def load_k(pointers, k_in, g: tl.constexpr):
         return tl.load(pointers)
     else:
         return tl.load(pointers, mask=k_in, other=0.0)
+
+
+@triton.jit
+def load_fp32(pointer, at, g: tl.constexpr):
+    """fp32 values along K: eight neighbours are two 16-byte loads, and have to be asked for as such."""
+    k = at.chunk[:, :, :, :, :, None] + tl.arange(0, g.C // 4)[None, None, None, None, :, None] * 4
+    k += tl.arange(0, 4)[None, None, None, None, None, :]
+    x = load_k(pointer + k, k < g.K, g)
+    return tl.reshape(x, at.k.shape)
 
 
 @triton.jit
@@ -157,24 +177,10 @@ def ended(ends, position, g: tl.constexpr):
 
 
 @triton.jit
-def append(rec, step, slot, p, k, rnorm, c, v, dt, decay, gate, v_tile, at, g: tl.constexpr):
-    """Write the record of one token; a key head's fields by the first value head of its group, the rest once."""
-    by_key, by_value = at.h * g.R + p, at.hv * g.R + p
+def append(rec, step, slot, p, c, v, at, g: tl.constexpr):
+    """Write a tile's share of the record at ring position p; the head's share is written by ``prepare``."""
+    of_value = (at.hv * g.R + p) * g.V + at.v
     if rec.x is not None:
-        store_v(rec.x + slot * step.x + by_value * g.V + at.v, v, at, g)
+        store_v(rec.x + slot * step.x + of_value, v, at, g)
     else:
-        store_v(rec.c + slot * step.c + by_value * g.V + at.v, c, at, g)
-    if v_tile == 0:
-        once = (at.lv == 0) & at.k_in
-        if rec.dt is not None:
-            tl.store(rec.dt + slot * step.dt + by_value, dt)
-        if rec.gate is not None:
-            tl.store(rec.gate + slot * step.gate + by_value * g.K + at.k, gate, mask=once)
-        else:
-            tl.store(rec.decay + slot * step.decay + by_value, decay)
-        if at.hv % (g.HV // g.H) == 0:
-            tl.store(rec.k + slot * step.k + by_key * g.K + at.k, k, mask=once)
-            if rec.rnorm is not None:
-                corner = rec.rnorm + slot * step.rnorm + by_key + at.lk * 0
-                spread = tl.broadcast_to(rnorm, at.lk.shape)
-                tl.store(corner, spread, mask=(at.lk == 0) & (at.lv == 0))
+        store_v(rec.c + slot * step.c + of_value, c, at, g)

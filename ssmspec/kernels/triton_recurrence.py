@@ -15,25 +15,25 @@ import triton.language as tl
 
 @triton.jit
 def lanes(g: tl.constexpr):
-    """Offsets along K [LK, LV, 1, NK, C] and along V [LK, LV, NV, 1, 1], and the lane's place on both axes.
+    """Where chunks start along K [LK, LV, 1, NK, 1], offsets along K [LK, LV, 1, NK, C] and along V [LK, LV, NV, 1, 1].
 
-    Chunks are in bit-reversed order, so that adding neighbours adds the farthest k first.
+    Also the lane's place on both axes. Chunks are in bit-reversed order, so that adding neighbours adds the
+    farthest k first.
     """
     LK: tl.constexpr = g.LK
     LV: tl.constexpr = g.LV
-    NV: tl.constexpr = g.NV
-    C: tl.constexpr = g.C
     NK: tl.constexpr = g.PK // (g.LK * g.C)
     lk = tl.arange(0, LK)[:, None, None, None, None] + tl.zeros([1, LV, 1, 1, 1], tl.int32)
     lv = tl.arange(0, LV)[None, :, None, None, None] + tl.zeros([LK, 1, 1, 1, 1], tl.int32)
-    chunk = tl.arange(0, NK)
+    nth = tl.arange(0, NK)
     place = tl.zeros([NK], tl.int32)
     for i in tl.static_range(5):
         if (NK >> (i + 1)) > 0:
-            place += ((chunk >> i) & 1) * (NK >> (i + 1))
-    k_at = (place[None, None, None, :, None] * LK + lk) * C + tl.arange(0, C)[None, None, None, None, :]
-    v_at = lv * NV + tl.arange(0, NV)[None, None, :, None, None]
-    return k_at, v_at, lk, lv
+            place += ((nth >> i) & 1) * (NK >> (i + 1))
+    chunk = (place[None, None, None, :, None] * LK + lk) * g.C
+    k = chunk + tl.arange(0, g.C)[None, None, None, None, :]
+    v = lv * g.NV + tl.arange(0, g.NV)[None, None, :, None, None]
+    return chunk, k, v, lk, lv
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import triton.language as tl
 from ssmspec.kernels.triton_records import (
     append,
     ended,
+    load_fp32,
     load_k,
     load_state,
     load_v,
@@ -17,17 +18,27 @@ from ssmspec.kernels.triton_records import (
     store_state,
     store_v,
 )
-from ssmspec.kernels.triton_recurrence import decay_of, dot_k, rnorm_of, rounded, softplus, update
+from ssmspec.kernels.triton_recurrence import dot_k, rounded, update
 
 
 class Inputs(NamedTuple):
-    """The tokens: pointers, or strides over (batch, time, head)."""
+    """The tokens as the layer has them: pointers, or strides over (batch, token, head)."""
 
     q: Any
     k: Any
     v: Any
     a: Any
     b: Any
+
+
+class Prepared(NamedTuple):
+    """The tokens as the recurrence takes them: pointers, or strides over (batch, token, head)."""
+
+    q: Any
+    k: Any
+    v: Any
+    decay: Any
+    beta: Any  # Mamba2: dt
 
 
 class Past(NamedTuple):
@@ -93,37 +104,25 @@ def window(
                 elif flush:
                     s = rounded(s, dtype)
 
-    p_q = x.q + b * x_step.q[0] + at.h * x_step.q[2] + at.k
-    p_k = x.k + b * x_step.k[0] + at.h * x_step.k[2] + at.k
+    p_q = x.q + b * x_step.q[0] + at.h * x_step.q[2]
+    p_k = x.k + b * x_step.k[0] + at.h * x_step.k[2]
     p_v = x.v + b * x_step.v[0] + hv * x_step.v[2] + at.v
-    p_a = x.a + b * x_step.a[0] + hv * x_step.a[2]
-    if g.ARCH == "kda":
-        p_a += at.k
-    if x.b is not None:
-        p_b = x.b + b * x_step.b[0] + hv * x_step.b[2]
+    p_decay = x.decay + b * x_step.decay[0] + hv * x_step.decay[2]
+    p_beta = x.beta + b * x_step.beta[0] + hv * x_step.beta[2]
     for t in range(0, n):
-        raw_k = load_k(p_k, at.k_in, g)
         raw_v = load_v(p_v, at.v_in, g)
-        k, q, v = raw_k.to(tl.float32), load_k(p_q, at.k_in, g).to(tl.float32), raw_v.to(tl.float32)
+        v, beta = raw_v.to(tl.float32), tl.load(p_beta)
         if g.ARCH == "kda":
-            gate = load_k(p_a, at.k_in, g)
+            s = s * load_fp32(p_decay, at, g)
         else:
-            gate = tl.load(p_a)
-        a, rnorm, dt = gate.to(tl.float32), None, None
+            s = s * tl.load(p_decay)
         if g.ARCH == "mamba2":
-            dt = a + at.bias
-            if g.SOFTPLUS:
-                dt = softplus(dt)
-            decay = decay_of(dt, at.rate, at.bias, g)
-            s = s * decay
-            c = dt * v
+            k = load_k(p_k + at.k, at.k_in, g).to(tl.float32)
+            q = load_k(p_q + at.k, at.k_in, g).to(tl.float32)
+            c = beta * v
         else:
-            rnorm = rnorm_of(k)
-            k = k * rnorm
-            q = q * rnorm_of(q) * g.SCALE
-            decay = decay_of(a, at.rate, at.bias, g)
-            s = s * decay
-            c = tl.sigmoid(tl.load(p_b).to(tl.float32)) * (v - dot_k(s, k))
+            k, q = load_fp32(p_k, at, g), load_fp32(p_q, at, g)
+            c = beta * (v - dot_k(s, k))
         s = update(s, c, k)
         y = dot_k(s, q)
         if D is not None:
@@ -134,13 +133,10 @@ def window(
             if to > 0:
                 store_state(state + to * state_step + tile, s, at, g)
         elif rec.k is not None:
-            append(
-                rec, rec_step, row, (first + t) % g.R, raw_k, rnorm, c, raw_v, dt, decay, gate, v_tile, at, g
-            )
+            append(rec, rec_step, row, (first + t) % g.R, c, raw_v, at, g)
         p_q += x_step.q[1]
         p_k += x_step.k[1]
         p_v += x_step.v[1]
-        p_a += x_step.a[1]
+        p_decay += x_step.decay[1]
+        p_beta += x_step.beta[1]
         p_out += g.HV * g.V
-        if x.b is not None:
-            p_b += x_step.b[1]
