@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 import ssmspec
 
-from . import compare, doctor, play, presets, soak
+from . import bench, compare, doctor, play, presets, soak
 from .console import complain
 from .errors import sentence
 
@@ -55,6 +55,9 @@ def main(
 
 
 app.add_typer(compare.app, name="compare")
+app.command("bench", epilog="Example: ssmspec bench --batch 1,32,256 --draft 3 --mode exact,fast --json")(
+    bench.bench
+)
 app.command("doctor", epilog="Example: ssmspec doctor --json")(doctor.doctor)
 app.command("play", epilog="Example: ssmspec play script.jsonl --policy recover,checkpointing")(play.play)
 app.command("presets", epilog="Example: ssmspec presets --json")(presets.presets)

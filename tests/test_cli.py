@@ -25,6 +25,7 @@ PRINTED = {"--json", "--csv", "--md", "-o", "--out", "--force", "--repro"}
 COMMON = SHAPE | FORMATS | PRINTED
 OPTIONS = {
     "": {"--version"},
+    "bench": SHAPE | {"--state-dtype", "--acceptance", "--batch", "--seed", "--json"},
     "compare": COMMON
     | GPU
     | {"--acceptance", "--batch", "--seed", "--backend"}
@@ -347,3 +348,10 @@ def test_options_in_front_of_a_subcommand_are_refused() -> None:
     found = run("compare", "--draft", "1", "traffic")
     assert found.exit_code == 2
     assert "ssmspec compare traffic --draft" in found.stderr
+
+
+def test_bench_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = run("bench")
+    assert found.exit_code == 2
+    assert "bench needs a CUDA device" in found.stderr

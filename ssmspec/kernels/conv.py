@@ -60,4 +60,4 @@ class ConvWindow:
             at = tap * self.conv.dilation
             y = y + full[..., at : at + n].float() * weight[:, tap, None].float()
         y = y if bias is None else y + bias[:, None].float()
-        return (y / (1 + torch.exp(-y))).to(full.dtype).mT
+        return (y / (1 + torch.exp(-y))).to(full.dtype).mT.contiguous()
