@@ -94,7 +94,9 @@ def _noise(g: Geometry) -> Layout:
 
 def _native(g: Geometry, w: Window) -> Layout:
     if g.read_dtype:
-        raise ValueError(f"read_dtype={g.read_dtype}: native keeps no checkpoint that a read copy could shadow")
+        raise ValueError(
+            f"read_dtype={g.read_dtype}: native keeps no checkpoint that a read copy could shadow"
+        )
     s = state(g)
     return Field("snapshots", (w.max_len, *s.shape), s.dtype), cursor("winner"), *_noise(g)
 
