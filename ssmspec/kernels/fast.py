@@ -46,7 +46,7 @@ def make_verify(g: Geometry, w: Window, twin: bool | None = None, opts=None, do=
             MAMBA=mamba, SOFTPLUS=g.dt_softplus, H=g.num_k_heads, HV=g.num_v_heads, K=g.head_k, V=g.head_v,
             T=length, R=layer.capacity, TP=tokens,
             HP=triton.next_power_of_2(max(history.limit, w.max_len, 16)) if history else 0,
-            BV=16 * warps, HEADS=min(g.group, 4),
+            BV=16 * warps, HEADS=min(g.group, opts.get('heads', 4)), STAGES=opts.get('st', 2),
         )
         t = (x.q, x.k, x.v, x.a, x.b)
         inputs, strides = Inputs(*t), Inputs(*(None if y is None else y.stride()[:3] for y in t))
@@ -55,10 +55,10 @@ def make_verify(g: Geometry, w: Window, twin: bool | None = None, opts=None, do=
         cursors = rows.new_empty(batch, dtype=torch.int64)
         p = layer.params
         if do & 1:
-            couple[(batch * c.HV // c.HEADS,)](W, cursors, inputs, strides, p.A_log, p.dt_bias, p.D, at, rec, steps, operand, c, num_warps=1)
+            couple[(batch * c.HV // c.HEADS,)](W, cursors, inputs, strides, p.A_log, p.dt_bias, p.D, at, rec, steps, operand, c, num_warps=opts.get('cw', 1), **({'maxnreg': opts['cr']} if opts.get('cr') else {}))
         tiles = batch * c.HV * c.BLOCKS
         args = (layer.state, layer.state.stride(0), W, inputs, strides, out, at, rec, steps)
-        margs = (layer.state, layer.state.stride(0), W, cursors, inputs, strides, out, rec, steps)
+        call = fast_mma.Call(layer.state, layer.state.stride(0), W, cursors, inputs, strides, out, rec, steps, tiles)
         if do & 2:
             if twin:
                 fast_dot.window[(tiles,)](*args, operand, c, num_warps=warps)
@@ -66,10 +66,10 @@ def make_verify(g: Geometry, w: Window, twin: bool | None = None, opts=None, do=
                 kw = {"maxnreg": opts["reg"]} if opts.get("reg") else {}
                 key = (c, layer.state.dtype, opts.get("reg"))
                 if key not in CACHE:
-                    k = fast_mma.window.warmup(*margs, tiles, c, grid=(1,), num_warps=warps, **kw)
+                    k = fast_mma.window.warmup(call, c, grid=(1,), num_warps=warps, **kw)
                     k._init_handles()
                     CACHE[key] = (min(65536 // (k.n_regs * 32 * warps), 232448 // (k.metadata.shared + 1024)) * torch.cuda.get_device_properties(0).multi_processor_count, k)
-                fast_mma.window[(min(tiles, CACHE[key][0]),)](*margs, tiles, c, num_warps=warps, **kw)
+                fast_mma.window[(min(tiles, CACHE[key][0]),)](call, c, num_warps=warps, **kw)
         return out
 
     return verify

@@ -63,13 +63,40 @@ def _gates(raw, rate, bias, SOFTPLUS: tl.constexpr):
 
 
 @triton.jit
+def _ring(position, c: tl.constexpr):
+    """position in 0 .. 2R - 1."""
+    return tl.where(position >= c.R, position - c.R, position)
+
+
+@triton.jit
+def _substitute(weight, beta, gain, to_rows, c: tl.constexpr):
+    """Solve [HEADS, TP, NC]: update and extra output per unit of each token's residual, from weight [.., TP, NC].
+
+    Rows are written and read back one at a time: through memory that is one load, through registers many shuffles.
+    """
+    TOKENS: tl.constexpr = c.T
+    token = tl.arange(0, c.TP)
+    column = tl.arange(0, c.NC)
+    tl.store(to_rows + (token * c.NC)[None, :, None], weight * gain[:, None, :])
+    tl.debug_barrier()
+    seen = tl.full([c.HEADS, c.TP, c.NC], 0.0, tl.float32)
+    solve = seen
+    for i in tl.static_range(TOKENS):
+        here = tl.sum(tl.where((column == 2 * i)[None, None, :], seen, 0.0), 2)
+        update = tl.where((token == i)[None, :], beta, 0.0) - here
+        seen += update[:, :, None] * tl.load(to_rows + i * c.NC)
+        solve = tl.where((column == 2 * i)[None, None, :], update[:, :, None], solve)
+    tl.debug_barrier()
+    return tl.where((column % 2 == 1)[None, None, :], seen, solve)
+
+
+@triton.jit
 def couple(W, cursors, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
     """Coefficients W [B, HV, COEFFICIENTS], and the records of keys, norms and decays, for GDN and Mamba2.
 
     One program per (row, HEADS value heads of one key head).
     """
     parts: tl.constexpr = c.GROUP // c.HEADS
-    TOKENS: tl.constexpr = c.T
     row = (tl.program_id(0) // (c.H * parts)).to(tl.int64)
     h = tl.program_id(0) // parts % c.H
     part = tl.program_id(0) % parts
@@ -84,98 +111,93 @@ def couple(W, cursors, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND:
     of = column // c.PROBES
     asks = column % c.PROBES == c.PROBES - 1
     starts = column % c.PROBES == 0
-    inside = (channel < c.K)[None, :]
-
-    of_q = x.q + row * x_step.q[0] + of[:, None] * x_step.q[1] + h * x_step.q[2] + channel[None, :]
-    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + channel[None, :]
-    if c.MAMBA:
-        of_p = of_q
-    else:
-        of_p = tl.where(asks[:, None], of_q, of_k + of[:, None] * x_step.k[1])
-    probes = tl.load(of_p, mask=(of < n)[:, None] & inside, other=0.0)
-    keys = tl.load(of_k + token[:, None] * x_step.k[1], mask=(token < n)[:, None] & inside, other=0.0)
-    inner = _gram(keys, probes, OPERAND)
-    norm = tl.full([c.NC], 1.0, tl.float32)
-    position = (first + records + token) % c.R
-    if not c.MAMBA:
-        wide = probes.to(tl.float32)
-        norm = rsqrt(tl.sum(wide * wide, 1) + EPS) * tl.where(asks, c.QUERY, 1.0)
-        wide = keys.to(tl.float32)
-        key_norm = rsqrt(tl.sum(wide * wide, 1) + EPS)
-        inner *= key_norm[:, None] * norm[None, :]
-        if part == 0:
-            tl.store(rec.rnorm + slot * rec_step.rnorm + h * c.R + position, key_norm, mask=token < n)
-    if part == 0:
-        to_k = rec.k + slot * rec_step.k + (h * c.R + position[:, None]) * c.K + channel[None, :]
-        tl.store(to_k, keys, mask=(token < n)[:, None] & inside)
-
     head = (h * parts + part) * c.HEADS + tl.arange(0, c.HEADS)
-    rate = exp(tl.load(A_log + head).to(tl.float32))[:, None]
-    bias = tl.load(dt_bias + head).to(tl.float32)[:, None]
-    of_a = x.a + row * x_step.a[0] + head[:, None] * x_step.a[2]
-    raw = tl.load(of_a + of[None, :] * x_step.a[1], mask=(of < n)[None, :], other=0.0)
+    in_k = (channel < c.K)[None, :]
+
+    # all loads first: a program is short, and mostly waits
+    of_p = x.q + row * x_step.q[0] + h * x_step.q[2]
+    of_k = x.k + row * x_step.k[0] + h * x_step.k[2]
+    of_a = x.a + row * x_step.a[0] + (head * x_step.a[2])[:, None]
+    if c.MAMBA:
+        of_p = of_p + (of * x_step.q[1])[:, None]
+        keys = tl.load(of_k + (token * x_step.k[1])[:, None] + channel[None, :], mask=(token < n)[:, None] & in_k, other=0.0)
+    else:
+        of_p = tl.where(asks, of_p + of * x_step.q[1], of_k + of * x_step.k[1])[:, None]
+        of_b = x.b + row * x_step.b[0] + (head * x_step.b[2])[:, None]
+        beta = tl.load(of_b + (token * x_step.b[1])[None, :], mask=(token < n)[None, :], other=0.0)
+        gain = tl.load(of_b + (of * x_step.b[1])[None, :], mask=(starts & (of < n))[None, :], other=0.0)
+    probes = tl.load(of_p + channel[None, :], mask=(of < n)[:, None] & in_k, other=0.0)
+    raw = tl.load(of_a + (of * x_step.a[1])[None, :], mask=(of < n)[None, :], other=0.0)
+    rate = tl.load(A_log + head)
+    bias = tl.load(dt_bias + head)
+    of_keys = rec.k + slot * rec_step.k + h * (c.R * c.K)
+    of_decay = rec.decay + slot * rec_step.decay + (head * c.R)[:, None]
+    if c.MAMBA:
+        of_dt = rec.dt + slot * rec_step.dt + (head * c.R)[:, None]
+    else:
+        of_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
+    if c.HP > 0:
+        past = tl.arange(0, c.HP)
+        ring = _ring(first + past, c)
+        old = tl.load(of_keys + (ring * c.K)[:, None] + channel[None, :], mask=(past < records)[:, None] & in_k, other=0.0)
+        behind = tl.load(of_decay + _ring(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0)
+        oldest = tl.load(of_decay + first, mask=records > 0, other=1.0)
+        if c.MAMBA:
+            gains = tl.load(of_dt + ring[None, :], mask=(past < records)[None, :], other=0.0)
+        else:
+            gains = tl.load(of_norm + ring, mask=past < records, other=0.0)[None, :]
+
+    inner = _gram(keys if c.MAMBA else probes, probes, OPERAND)
+    if c.HP > 0:
+        outer = _gram(old, probes, OPERAND)
+    rate = exp(rate.to(tl.float32))[:, None]
+    bias = bias.to(tl.float32)[:, None]
     dt, decay = _gates(raw, rate, bias, c.SOFTPLUS)
+    ring = _ring(first + records + of, c)
+    tl.store(of_decay + ring[None, :], decay, mask=(starts & (of < n))[None, :])
     upto = tl.associative_scan(tl.where(starts[None, :], decay, 1.0), 1, multiply)
     later = starts[None, :] & (of[None, :] > token[:, None])
     between = tl.associative_scan(tl.where(later[None, :, :], decay[:, None, :], 1.0), 2, multiply)
     reaches = tl.where(asks[None, :], of[None, :] >= token[:, None], of[None, :] > token[:, None])
-    weight = tl.where(reaches[None, :, :], inner[None, :, :] * between, 0.0)
-
-    ring = (first + records + of)[None, :] % c.R
-    of_decay = rec.decay + slot * rec_step.decay + head[:, None] * c.R
-    tl.store(of_decay + ring, decay, mask=(starts & (of < n))[None, :])
-    if c.MAMBA:
-        of_dt = rec.dt + slot * rec_step.dt + head[:, None] * c.R
-        tl.store(of_dt + ring, dt, mask=(starts & (of < n))[None, :])
 
     to = W + (row * c.HV + head) * c.COEFFICIENTS
-    to_solve = to[:, None, None] + (c.SOLVE + column * c.TP)[None, None, :]
+    to_solve = to[:, None, None] + (c.SOLVE + column * c.TP)[None, None, :] + token[None, :, None]
+    scale = upto
     if c.MAMBA:
-        raw = tl.load(of_a + token[None, :] * x_step.a[1], mask=(token < n)[None, :], other=0.0)
-        token_dt, _ = _gates(raw, rate, bias, c.SOFTPLUS)
-        solve = token_dt[:, :, None] * weight
+        tl.store(of_dt + ring[None, :], dt, mask=(starts & (of < n))[None, :])
+        ring = _ring(first + records + token, c)
+        tl.store(of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=((token < n) & (part == 0))[:, None] & in_k)
+        weight = tl.where(reaches[None, :, :], inner[None, :, :] * between, 0.0)
+        raw = tl.load(of_a + (token * x_step.a[1])[None, :], mask=(token < n)[None, :], other=0.0)
+        dt, _ = _gates(raw, rate, bias, c.SOFTPLUS)
+        solve = dt[:, :, None] * weight
         if D is not None:
             skip = tl.load(D + head).to(tl.float32)[:, None, None]
             solve += tl.where((of[None, :] == token[:, None])[None, :, :], skip, 0.0)
     else:
-        of_b = x.b + row * x_step.b[0] + head[:, None] * x_step.b[2]
-        beta = tl.load(of_b + token[None, :] * x_step.b[1], mask=(token < n)[None, :], other=0.0)
-        beta = sigmoid(beta.to(tl.float32))
-        gain = tl.load(of_b + of[None, :] * x_step.b[1], mask=(starts & (of < n))[None, :], other=0.0)
+        tl.store(of_keys + (ring * c.K)[:, None] + channel[None, :], probes, mask=(starts & (of < n) & (part == 0))[:, None] & in_k)
+        wide = probes.to(tl.float32)
+        norm = rsqrt(tl.sum(wide * wide, 1) + EPS)
+        tl.store(of_norm + ring, norm, mask=starts & (of < n) & (part == 0))
+        key_norm, _ = tl.split(tl.reshape(norm, [c.TP, 2]))
+        norm *= tl.where(asks, c.QUERY, 1.0)
+        scale *= norm[None, :]
+        inner, _ = tl.split(tl.permute(tl.reshape(inner, [c.TP, 2, c.NC]), (0, 2, 1)))
+        inner *= key_norm[:, None] * norm[None, :]
+        weight = tl.where(reaches[None, :, :], inner[None, :, :] * between, 0.0)
         gain = tl.where(starts[None, :], sigmoid(gain.to(tl.float32)), 1.0)
-        # rows are read back one at a time: through memory that is one load, through registers many shuffles
-        tl.store(to_solve + token[None, :, None], weight * gain[:, None, :])
-        tl.debug_barrier()
-        seen = tl.full([c.HEADS, c.TP, c.NC], 0.0, tl.float32)
-        solve = seen
-        for i in tl.static_range(TOKENS):
-            here = tl.sum(tl.where((column == 2 * i)[None, None, :], seen, 0.0), 2)
-            update = tl.where((token == i)[None, :], beta, 0.0) - here
-            seen += update[:, :, None] * tl.load(to_solve + i)
-            solve = tl.where((column == 2 * i)[None, None, :], update[:, :, None], solve)
-        tl.debug_barrier()
-        solve = tl.where(asks[None, None, :], seen, solve)
-    tl.store(to_solve + token[None, :, None], solve)
+        to_rows = to[:, None, None] + c.SOLVE + column[None, None, :]
+        solve = _substitute(weight, sigmoid(beta.to(tl.float32)), gain, to_rows, c)
+    tl.store(to_solve, solve)
 
     total = tl.full([c.HEADS, 1], 1.0, tl.float32)
     if c.HP > 0:
-        past = tl.arange(0, c.HP)
-        ring = (first + past) % c.R
-        of_past = rec.k + slot * rec_step.k + (h * c.R + ring[:, None]) * c.K + channel[None, :]
-        old = tl.load(of_past, mask=(past < records)[:, None] & inside, other=0.0)
-        outer = _gram(old, probes, OPERAND) * norm[None, :]
         # products of the decays behind each record: a decay of 0 must stay 0, so no logs are subtracted
-        behind = tl.load(of_decay + (first + past + 1)[None, :] % c.R, mask=(past + 1 < records)[None, :], other=1.0)
         behind = tl.associative_scan(behind, 1, multiply, reverse=True)
-        oldest = tl.load(of_decay + first % c.R, mask=records > 0, other=1.0)
         total = oldest * tl.sum(tl.where((past == 0)[None, :], behind, 0.0), 1)[:, None]
-        if c.MAMBA:
-            behind *= tl.load(of_dt + ring[None, :], mask=(past < records)[None, :], other=0.0)
-        else:
-            of_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R + ring
-            behind *= tl.load(of_norm, mask=past < records, other=0.0)[None, :]
+        behind *= gains
         to_past = to[:, None, None] + (column * c.HP)[None, None, :] + past[None, :, None]
-        tl.store(to_past, outer[None, :, :] * behind[:, :, None] * upto[:, None, :])
-        tl.store(to[:, None] + c.FOLD + past[None, :], behind)
+        tl.store(to_past, outer[None, :, :] * behind[:, :, None] * scale[:, None, :])
+        tl.store(to[:, None] + (c.FOLD + past)[None, :], behind)
         tl.store(to[:, None] + c.TOTAL, total)
-    tl.store(to[:, None] + c.SCALE + column[None, :], total * upto * norm[None, :])
+    tl.store(to[:, None] + (c.SCALE + column)[None, :], total * scale)

@@ -7,11 +7,37 @@ pieces and added in fp32, because a tensor core cuts off what does not fit where
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ssmspec.kernels.hopper_tile import async_load
+
+
+class Call(NamedTuple):
+    """Arguments of the kernel."""
+
+    state: Any
+    slot: Any  # elements of state per slot
+    coefficients: Any  # [B, HV, COEFFICIENTS]
+    cursors: Any  # [B] packed
+    x: Any
+    x_step: Any
+    out: Any  # [B, T, HV, V]
+    rec: Any
+    rec_step: Any
+    tiles: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory: STAGES of each but the last."""
+
+    states: Any  # [BV, KP]
+    probes: Any  # [NC, KP]
+    updates: Any  # [HP, BV]
+    keys: Any  # [HP, KP]
 
 
 @gluon.jit
@@ -60,18 +86,24 @@ def _above(x, y):
 
 
 @gluon.jit
-def _place(tile, tiles, c: gl.constexpr):
+def _place(tile, a, c: gl.constexpr):
     """Batch row, value head and first row of V of a tile; behind the last tile those of the last."""
-    at = gl.minimum(tile, tiles - 1).to(gl.uint32)
+    at = gl.minimum(tile, a.tiles - 1).to(gl.uint32)
     row = (at // (c.HV * c.BLOCKS)).to(gl.int64)
     return row, ((at // c.BLOCKS) % c.HV).to(gl.int32), ((at % c.BLOCKS) * c.BV).to(gl.int32)
 
 
 @gluon.jit
-def _unpack(packed):
+def _cursor(tile, a, c: gl.constexpr):
+    row, _, _ = _place(tile, a, c)
+    return gl.load(a.cursors + row)
+
+
+@gluon.jit
+def _unpack(cursor):
     """(slot, tokens, first record, records, flush) as fast_couplings.pack has them."""
-    low = packed.to(gl.int32)
-    return packed >> 24, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
+    low = cursor.to(gl.int32)
+    return cursor >> 24, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
 
 
 @gluon.jit
@@ -81,86 +113,99 @@ def _ring(position, c: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(states, probes, S, s_step, x, x_step, packed, tile, tiles, c: gl.constexpr):
-    """Start copying a state tile and its probes into shared memory; what lies outside arrives as zeros."""
-    slot, n, _, _, _ = _unpack(packed)
-    row, head, first = _place(tile, tiles, c)
-    h = head // c.GROUP
-    L: gl.constexpr = c.lines(c.KP, S.dtype.element_ty.primitive_bitwidth, gl.num_warps())
-    v = first + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+def _state_at(a, slot, head, v, k, c: gl.constexpr):
+    return a.state + slot * a.slot + (head * (c.V * c.K) + v[:, None] * c.K + k[None, :])
+
+
+@gluon.jit
+def _updates_at(a, slot, head, c: gl.constexpr):
+    """The records of c, or x for Mamba2, [R, V]."""
+    updates = a.rec.x if c.MAMBA else a.rec.c
+    return updates + slot * (a.rec_step.x if c.MAMBA else a.rec_step.c) + head * (c.R * c.V)
+
+
+@gluon.jit
+def _fetch(shared, i, cursor, tile, a, c: gl.constexpr):
+    """Start copying a state tile, its probes and old updates into shared memory; zeros for what lies outside."""
+    slot, n, first, records, _ = _unpack(cursor)
+    row, head, tile_v = _place(tile, a, c)
+    L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
-    of_s = S + slot * s_step + (head * c.V * c.K + v[:, None] * c.K + k[None, :])
-    async_load(states, of_s, mask=(v < c.V)[:, None] & (k < c.K)[None, :])
-    LP: gl.constexpr = c.lines(c.KP, x.k.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    inside = (v < c.V)[:, None] & (k < c.K)[None, :]
+    async_load(shared.states.index(i), _state_at(a, slot, head, v, k, c), mask=inside)
+    LP: gl.constexpr = c.lines(c.KP, a.x.k.dtype.element_ty.primitive_bitwidth, gl.num_warps())
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, LP))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LP))
     of = column // c.PROBES
-    of_p = x.q + row * x_step.q[0] + (of * x_step.q[1] + h * x_step.q[2])
+    h = head // c.GROUP
+    of_p = a.x.q + row * a.x_step.q[0] + (of * a.x_step.q[1] + h * a.x_step.q[2])
     if not c.MAMBA:
-        of_k = x.k + row * x_step.k[0] + (of * x_step.k[1] + h * x_step.k[2])
+        of_k = a.x.k + row * a.x_step.k[0] + (of * a.x_step.k[1] + h * a.x_step.k[2])
         of_p = gl.where(column % 2 == 1, of_p, of_k)
-    async_load(probes, of_p[:, None] + k[None, :], mask=(of < n)[:, None] & (k < c.K)[None, :])
+    async_load(shared.probes.index(i), of_p[:, None] + k[None, :], mask=(of < n)[:, None] & (k < c.K)[None, :])
+    if c.HP > 0:
+        of_c = _updates_at(a, slot, head, c)
+        LC: gl.constexpr = c.lines(c.BV, of_c.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+        record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LC))
+        v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(0, LC))
+        held = (record < records)[:, None] & (v < c.V)[None, :]
+        async_load(shared.updates.index(i), of_c + _ring(first + record, c)[:, None] * c.V + v[None, :], mask=held)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _load(W, x, x_step, rec, rec_step, packed, tile, tiles, M: gl.constexpr, c: gl.constexpr):
-    """What a tile needs besides: scale, past, solve, old updates and values, in their fragments."""
-    slot, n, first, records, _ = _unpack(packed)
-    row, head, tile_v = _place(tile, tiles, c)
-    of_w = W + (row * c.HV + head) * c.COEFFICIENTS
+def _load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+    """What a tile needs besides, in the fragments that use it: scale, past, solve and the values v (or x)."""
+    _, n, _, _, _ = _unpack(cursor)
+    row, head, tile_v = _place(tile, a, c)
+    of_w = a.coefficients + (row * c.HV + head) * c.COEFFICIENTS
     scale = gl.load(of_w + c.SCALE + gl.arange(0, c.NC, layout=gl.SliceLayout(0, M)))
     past = scale
-    old = scale
-    LC: gl.constexpr = gl.DotOperandLayout(0, M, 4)
     LW: gl.constexpr = gl.DotOperandLayout(1, M, 4)
+    column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LW))
     if c.HP > 0:
-        column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LW))
         record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LW))
         past = gl.load(of_w + column[None, :] * c.HP + record[:, None])
-        updates = rec.x if c.MAMBA else rec.c
-        of_c = updates + slot * (rec_step.x if c.MAMBA else rec_step.c) + head * (c.R * c.V)
-        v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LC))
-        record = gl.arange(0, c.HP, layout=gl.SliceLayout(0, LC))
-        held = (record < records)[None, :] & (v < c.V)[:, None]
-        old = gl.load(of_c + (_ring(first + record, c) * c.V)[None, :] + v[:, None], mask=held, other=0.0)
     if c.MAMBA:
         WIDE: gl.constexpr = max(16, c.TP)
         token = gl.arange(0, WIDE, layout=gl.SliceLayout(1, LW))
-        column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LW))
-        at_solve = of_w + c.SOLVE + column[None, :] * c.TP + token[:, None]
-        solve = gl.load(at_solve, mask=(token < c.TP)[:, None], other=0.0)
-        token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LC))
-        v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LC))
+        of_solve = of_w + c.SOLVE + column[None, :] * c.TP + token[:, None]
+        solve = gl.load(of_solve, mask=(token < c.TP)[:, None], other=0.0)
+        LV: gl.constexpr = gl.DotOperandLayout(0, M, 4)
+        token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LV))
     else:
         LZ: gl.constexpr = gl.DotOperandLayout(1, M, 1)
-        LT: gl.constexpr = c.tokens(gl.num_warps())
         token = gl.arange(0, c.TP, layout=gl.SliceLayout(1, LZ))
         column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LZ))
         solve = gl.load(of_w + c.SOLVE + column[None, :] * c.TP + token[:, None])
-        token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, LT))
-        v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LT))
-    of_v = x.v + row * x_step.v[0] + (token * x_step.v[1] + head * x_step.v[2])[None, :] + v[:, None]
+        LV: gl.constexpr = c.tokens(gl.num_warps())
+        token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, LV))
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LV))
+    of_v = a.x.v + row * a.x_step.v[0] + (token * a.x_step.v[1] + head * a.x_step.v[2])[None, :] + v[:, None]
     value = gl.load(of_v, mask=(token < n)[None, :] & (v < c.V)[:, None], other=0.0)
-    return scale, past, old, solve, value
+    return scale, past, solve, value
 
 
 @gluon.jit
-def _see(states, probes, loaded, M: gl.constexpr, c: gl.constexpr):
+def _see(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
     """What every probe sees of state and records [BV, NC]."""
-    scale, past, old, _, _ = loaded
-    SAME: gl.constexpr = states.dtype == probes.dtype and states.dtype != gl.float32
-    WIDTH: gl.constexpr = 8 if SAME else 4
+    scale, past, _, _ = loaded
+    states = shared.states.index(i)
+    probes = shared.probes.index(i).permute((1, 0))
+    WIDTH: gl.constexpr = 8 if c.wide(states.dtype, probes.dtype) else 4
     PART: gl.constexpr = 8 * WIDTH
     PARTS: gl.constexpr = c.KP // PART
-    y = gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M)
-    for i in gl.static_range(PARTS):
-        s = states.slice(i * PART, PART, 1).load(gl.DotOperandLayout(0, M, WIDTH))
-        p = probes.slice(i * PART, PART, 1).permute((1, 0)).load(gl.DotOperandLayout(1, M, WIDTH))
-        y = y + product(s, p, gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M))
+    zeros = gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M)
+    y = zeros
+    for j in gl.static_range(PARTS):
+        s = states.slice(j * PART, PART, 1).load(gl.DotOperandLayout(0, M, WIDTH))
+        p = probes.slice(j * PART, PART, 0).load(gl.DotOperandLayout(1, M, WIDTH))
+        y = y + product(s, p, zeros)
     y = y * scale[None, :]
     if c.HP > 0:
-        y = y + product(old.to(gl.float32), past, gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M))
+        old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, 4))
+        y = y + product(old.to(gl.float32), past, zeros)
     return y
 
 
@@ -179,104 +224,120 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
 
 
 @gluon.jit
-def _store(update, o, out, rec, rec_step, packed, tile, tiles, c: gl.constexpr):
-    """Updates [BV, tokens] behind the records, outputs [BV, tokens]; zeros behind the window's end."""
-    slot, n, first, records, _ = _unpack(packed)
-    row, head, tile_v = _place(tile, tiles, c)
-    LO: gl.constexpr = o.type.layout
-    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, LO))
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LO))
-    of_out = out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
-    o = gl.where((token < n)[None, :], o, 0.0).to(out.dtype.element_ty)
+def _store(update, o, cursor, tile, a, c: gl.constexpr):
+    """Updates [BV, tokens] behind the records; outputs [BV, tokens], zeros behind the window's end."""
+    slot, n, first, records, _ = _unpack(cursor)
+    row, head, tile_v = _place(tile, a, c)
+    L: gl.constexpr = c.columns(gl.num_warps())
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
+    o = gl.convert_layout(o.to(a.out.dtype.element_ty), L)
+    o = gl.where((token < n)[None, :], o, 0.0)
+    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
     gl.store(of_out, o, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
-    updates = rec.x if c.MAMBA else rec.c
-    LU: gl.constexpr = update.type.layout
-    token = gl.arange(0, update.shape[1], layout=gl.SliceLayout(0, LU))
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LU))
-    of_c = updates + slot * (rec_step.x if c.MAMBA else rec_step.c) + head * (c.R * c.V)
+    of_c = _updates_at(a, slot, head, c)
+    token = gl.arange(0, update.shape[1], layout=gl.SliceLayout(0, L))
+    update = gl.convert_layout(update.to(of_c.dtype.element_ty), L)
     of_c = of_c + (_ring(_ring(first + records, c) + token, c) * c.V)[None, :] + v[:, None]
-    gl.store(of_c, update.to(updates.dtype.element_ty), mask=(token < n)[None, :] & (v < c.V)[:, None])
+    gl.store(of_c, update, mask=(token < n)[None, :] & (v < c.V)[:, None])
 
 
 @gluon.jit
-def _fold(states, S, s_step, W, rec, rec_step, old, packed, tile, tiles, M: gl.constexpr, c: gl.constexpr):
+def _fold(shared, i, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """Store the state behind all records, total * S + sum of weight_j c_j k_j^T: summed in fp32, rounded once."""
-    slot, _, first, records, _ = _unpack(packed)
-    row, head, tile_v = _place(tile, tiles, c)
+    slot, _, first, records, _ = _unpack(cursor)
+    row, head, tile_v = _place(tile, a, c)
     LC: gl.constexpr = gl.DotOperandLayout(0, M, 4)
-    LK: gl.constexpr = gl.DotOperandLayout(1, M, 4)
+    L: gl.constexpr = c.lines(c.KP, a.rec.k.dtype.element_ty.primitive_bitwidth, gl.num_warps())
     PART: gl.constexpr = 32
     PARTS: gl.constexpr = c.KP // PART
-    of_w = W + (row * c.HV + head) * c.COEFFICIENTS
+    record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
+    of_key = a.rec.k + slot * a.rec_step.k + (head // c.GROUP) * (c.R * c.K) + _ring(first + record, c) * c.K
+    held = (record < records)[:, None] & (k < c.K)[None, :]
+    shared.keys.store(gl.load(of_key[:, None] + k[None, :], mask=held, other=0.0))
+    of_w = a.coefficients + (row * c.HV + head) * c.COEFFICIENTS
     total = gl.load(of_w + c.TOTAL)
     weight = gl.load(of_w + c.FOLD + gl.arange(0, c.HP, layout=gl.SliceLayout(0, LC)))
-    old = old.to(gl.float32) * weight[None, :]
-    record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LK))
-    of_key = rec.k + slot * rec_step.k + (head // c.GROUP) * (c.R * c.K) + _ring(first + record, c) * c.K
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, M))
-    for i in gl.static_range(PARTS):
-        k = i * PART + gl.arange(0, PART, layout=gl.SliceLayout(0, LK))
-        held = (record < records)[:, None] & (k < c.K)[None, :]
-        keys = gl.load(of_key[:, None] + k[None, :], mask=held, other=0.0)
+    old = shared.updates.index(i).permute((1, 0)).load(LC).to(gl.float32) * weight[None, :]
+    states = shared.states.index(i)
+    for j in gl.static_range(PARTS):
+        keys = shared.keys.slice(j * PART, PART, 1).load(gl.DotOperandLayout(1, M, 4))
         added = product(old, keys, gl.full([c.BV, PART], 0.0, gl.float32, layout=M))
-        full = states.slice(i * PART, PART, 1).load(M).to(gl.float32) * total + added
-        k = i * PART + gl.arange(0, PART, layout=gl.SliceLayout(0, M))
-        of_s = S + slot * s_step + (head * c.V * c.K + v[:, None] * c.K + k[None, :])
-        gl.store(of_s, full.to(S.dtype.element_ty), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
+        part = states.slice(j * PART, PART, 1)
+        part.store((part.load(M).to(gl.float32) * total + added).to(states.dtype))
+    LS: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LS))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LS))
+    gl.store(_state_at(a, slot, head, v, k, c), states.load(LS), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
 
 
 @gluon.jit
-def _silence(out, tile, tiles, c: gl.constexpr):
+def _silence(tile, a, c: gl.constexpr):
     """A null row's outputs are zeros."""
-    L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, gl.num_warps()], [1, 0])
-    row, head, first = _place(tile, tiles, c)
-    token = gl.arange(0, c.TP, layout=gl.SliceLayout(1, L))
-    v = first + gl.arange(0, c.BV, layout=gl.SliceLayout(0, L))
-    of_out = out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[:, None] + v[None, :]
-    zeros = gl.full([c.TP, c.BV], 0.0, out.dtype.element_ty, layout=L)
-    gl.store(of_out, zeros, mask=(token < c.T)[:, None] & (v < c.V)[None, :])
+    L: gl.constexpr = c.columns(gl.num_warps())
+    row, head, tile_v = _place(tile, a, c)
+    token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, L))
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
+    zeros = gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L)
+    gl.store(of_out, zeros, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
 
 
 @gluon.jit
-def _cursor(cursors, tile, tiles, c: gl.constexpr):
-    row, _, _ = _place(tile, tiles, c)
-    return gl.load(cursors + row)
+def _answer(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+    y = _see(shared, i, loaded, M, c)
+    if c.MAMBA:
+        o = y + product(loaded[3], loaded[2], gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M))
+        _store(loaded[3], o, cursor, tile, a, c)
+    else:
+        update, o = _solve(y, loaded[2], loaded[3], M, c)
+        _store(update, o, cursor, tile, a, c)
+    if c.HP > 0:
+        if (cursor >> 18) & 1 != 0:
+            _fold(shared, i, cursor, tile, a, M, c)
 
 
 @gluon.jit
-def window(S, s_step, W, cursors, x, x_step, out, rec, rec_step, tiles, c: gl.constexpr):
+def window(a, c: gl.constexpr):
     """Answer the probes, store c (or x) and o, then fold the records if due, for every tile (row, value head, V)."""
     M: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8])
-    STATE: gl.constexpr = S.dtype.element_ty
-    ACT: gl.constexpr = x.k.dtype.element_ty
-    states = gl.allocate_shared_memory(STATE, [2, c.BV, c.KP], c.swizzled(STATE == ACT and STATE != gl.float32))
-    probes = gl.allocate_shared_memory(ACT, [2, c.NC, c.KP], c.swizzled(STATE == ACT and STATE != gl.float32))
+    STATE: gl.constexpr = a.state.dtype.element_ty
+    ACT: gl.constexpr = a.x.k.dtype.element_ty
+    UPDATE: gl.constexpr = _updates_at(a, 0, 0, c).dtype.element_ty
+    SWIZZLED: gl.constexpr = c.swizzled(c.wide(STATE, ACT))
+    PAST: gl.constexpr = max(c.HP, 16)
+    shared = Shared(
+        gl.allocate_shared_memory(STATE, [c.STAGES, c.BV, c.KP], SWIZZLED),
+        gl.allocate_shared_memory(ACT, [c.STAGES, c.NC, c.KP], SWIZZLED),
+        gl.allocate_shared_memory(UPDATE, [c.STAGES, PAST, c.BV], gl.SwizzledSharedLayout(8, 4, 4, [1, 0])),
+        gl.allocate_shared_memory(ACT, [PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
+    )
     tile = gl.program_id(0)
     step = gl.num_programs(0)
-    packed = _cursor(cursors, tile, tiles, c)
-    _fetch(states.index(0), probes.index(0), S, s_step, x, x_step, packed, tile, tiles, c)
-    loaded = _load(W, x, x_step, rec, rec_step, packed, tile, tiles, M, c)
-    ahead = _cursor(cursors, tile + step, tiles, c)
-    buffer = 0
-    while tile < tiles:
-        _fetch(states.index(1 - buffer), probes.index(1 - buffer), S, s_step, x, x_step, ahead, tile + step, tiles, c)
-        upcoming = _load(W, x, x_step, rec, rec_step, ahead, tile + step, tiles, M, c)
-        farther = _cursor(cursors, tile + 2 * step, tiles, c)
-        async_copy.wait_group(1)
-        numbers = _unpack(packed)
-        if numbers[1] > 0:
-            y = _see(states.index(buffer), probes.index(buffer), loaded, M, c)
-            if c.MAMBA:
-                y = y + product(loaded[4], loaded[3], gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M))
-                _store(loaded[4], y, out, rec, rec_step, packed, tile, tiles, c)
-            else:
-                update, o = _solve(y, loaded[3], loaded[4], M, c)
-                _store(update, o, out, rec, rec_step, packed, tile, tiles, c)
-            if c.HP > 0:
-                if numbers[4] != 0:
-                    _fold(states.index(buffer), S, s_step, W, rec, rec_step, loaded[2], packed, tile, tiles, M, c)
+    cursor = _cursor(tile, a, c)
+    next = _cursor(tile + step, a, c)
+    ahead = next
+    _fetch(shared, 0, cursor, tile, a, c)
+    if c.STAGES > 2:
+        _fetch(shared, 1, next, tile + step, a, c)
+        ahead = _cursor(tile + 2 * step, a, c)
+    loaded = _load(cursor, tile, a, M, c)
+    full = 0
+    free = c.STAGES - 1
+    while tile < a.tiles:
+        farthest = tile + (c.STAGES - 1) * step
+        _fetch(shared, free, ahead, farthest, a, c)
+        upcoming = _load(next, tile + step, a, M, c)
+        farther = _cursor(farthest + step, a, c)
+        async_copy.wait_group(c.STAGES - 1)
+        if cursor & 63 != 0:
+            _answer(shared, full, loaded, cursor, tile, a, M, c)
         else:
-            _silence(out, tile, tiles, c)
-        packed, loaded, ahead = ahead, upcoming, farther
-        buffer = 1 - buffer
+            _silence(tile, a, c)
+        cursor, loaded = next, upcoming
+        next = ahead if c.STAGES > 2 else farther
+        ahead = farther
+        full = gl.where(full == c.STAGES - 1, 0, full + 1)
+        free = gl.where(free == c.STAGES - 1, 0, free + 1)
         tile += step

@@ -36,6 +36,7 @@ class Shape:
     HP: int  # most committed records, padded; 0: there is no history
     BV: int  # rows of V in a tile
     HEADS: int  # value heads of a coupling program
+    STAGES: int = 2  # state tiles in shared memory
 
     @property
     def PROBES(self) -> int:
@@ -96,6 +97,14 @@ class Shape:
         """[rows, KP] so that eight rows of a fragment lie in different banks."""
         piece = 32 if wide else 16
         return gl.SwizzledSharedLayout(piece, 1, min(8, self.KP // piece), [1, 0])
+
+    def wide(self, state: object, act: object) -> bool:
+        """Whether state and probes meet as they are, in 16 bits."""
+        return state == act and state != gl.float32
+
+    def columns(self, warps: int) -> gl.BlockedLayout:
+        """[BV, tokens], four neighbours of V in a thread."""
+        return gl.BlockedLayout([4, 1], [self.BV // 4, 128 // self.BV], [1, warps], [0, 1])
 
     def tokens(self, warps: int) -> gl.DistributedLinearLayout:
         """[BV, TP] as the even columns of an [BV, 2 TP] accumulator lie in registers."""
