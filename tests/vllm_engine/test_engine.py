@@ -14,6 +14,8 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
+Played = Callable[[str, str], dict[str, Any]]
+
 SYNTHETIC = {  # accepts by request seed and position, so partly, and alike under every policy
     "method": "mtp",
     "num_speculative_tokens": 3,
@@ -67,6 +69,7 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]
         {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"},
     ),
     "fp16": (("native", "recover", "checkpointing"), SHORT, {"mamba_ssm_cache_dtype": "float16"}),
+    "qwen3.5": (("native", "checkpointing"), SHORT, {}),
     "roomy": (("native",), CROWD, ROOMY),
     "crowded": (("checkpointing",), CROWD, CROWDED),
     "fast": (("checkpointing",), SHORT, {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}),
@@ -92,25 +95,26 @@ def _engine(model: Path, policy: str, mode: str, change: dict[str, Any]) -> dict
 
 
 @pytest.fixture(scope="module")
-def played(
-    run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, str], Any]:
+def played(run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """What came out of a scenario under a policy; all are played once, before the first test."""
     folder = tmp_path_factory.mktemp("engines")
     model = engine_checkpoint.write(folder / "model")
+    dense = engine_checkpoint.write(folder / "dense", "qwen3.5")
     for name, (policies, waves, change) in SCENARIOS.items():
         for policy in policies:
-            engine = _engine(model, policy, "fast" if name == "fast" else "exact", change)
+            mode = "fast" if name == "fast" else "exact"
+            engine = _engine(dense if name == "qwen3.5" else model, policy, mode, change)
             scenario = {"engine": engine, "waves": waves, "report": policy != "native"}
             (folder / f"{name}.{policy}.in.json").write_text(json.dumps(scenario))
     run_script("engine_serve.py", folder)
-    return {(n, p): _load(folder, f"{n}.{p}") for n, (policies, _, _) in SCENARIOS.items() for p in policies}
 
+    def load(scenario: str, policy: str) -> dict[str, Any]:
+        file = folder / f"{scenario}.{policy}.json"
+        assert file.exists(), file.with_suffix(".log").read_text()[-3000:]
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
 
-def _load(folder: Path, name: str) -> dict[str, Any]:
-    file = folder / f"{name}.json"
-    assert file.exists(), (folder / f"{name}.log").read_text()[-3000:]
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    return load
 
 
 def _requests(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -118,38 +122,36 @@ def _requests(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("scenario", "policy"), CASES)
-def test_tokens_and_logprobs_are_natives_to_the_bit(
-    played: dict[tuple[str, str], Any], scenario: str, policy: str
-) -> None:
-    native, ours = played[scenario, "native"], played[scenario, policy]
+def test_tokens_and_logprobs_are_natives_to_the_bit(played: Played, scenario: str, policy: str) -> None:
+    native, ours = played(scenario, "native"), played(scenario, policy)
     for i, (theirs, mine) in enumerate(zip(_requests(native), _requests(ours), strict=True)):
         assert mine["tokens"] == theirs["tokens"], f"request {i}"
         assert mine["logprobs"] == theirs["logprobs"], f"request {i}"
 
 
 @pytest.mark.parametrize(("scenario", "policy"), CASES)
-def test_prefix_hits_are_natives(played: dict[tuple[str, str], Any], scenario: str, policy: str) -> None:
-    native, ours = played[scenario, "native"], played[scenario, policy]
+def test_prefix_hits_are_natives(played: Played, scenario: str, policy: str) -> None:
+    native, ours = played(scenario, "native"), played(scenario, policy)
     assert [r["cached"] for r in _requests(ours)] == [r["cached"] for r in _requests(native)]
 
 
 def test_a_request_goes_on_from_a_boundary_that_was_crossed_while_drafting(
-    played: dict[tuple[str, str], Any],
+    played: Played,
 ) -> None:
-    first, second = played["ngram", "checkpointing"]["waves"]
+    first, second = played("ngram", "checkpointing")["waves"]
     assert len(first[3]["prompt"]) < BLOCK
     assert second[4]["prompt"] == first[3]["prompt"] + first[3]["tokens"]
     assert second[4]["cached"] == BLOCK
 
 
-def test_a_prefix_hit_of_all_but_one_token_starts_with_a_window(played: dict[tuple[str, str], Any]) -> None:
-    first = played["ngram", "checkpointing"]["waves"][1][0]
+def test_a_prefix_hit_of_all_but_one_token_starts_with_a_window(played: Played) -> None:
+    first = played("ngram", "checkpointing")["waves"][1][0]
     assert first["cached"] == len(first["prompt"]) - 1
 
 
 @pytest.mark.parametrize(("scenario", "policy"), CASES)
-def test_the_report_says_what_ran(played: dict[tuple[str, str], Any], scenario: str, policy: str) -> None:
-    report = played[scenario, policy]["report"]
+def test_the_report_says_what_ran(played: Played, scenario: str, policy: str) -> None:
+    report = played(scenario, policy)["report"]
     assert report["policy"] == policy
     assert report["rows"] > report["steps"] > 0
     assert report["tokens"] >= report["rows"]
@@ -158,9 +160,9 @@ def test_the_report_says_what_ran(played: dict[tuple[str, str], Any], scenario: 
 
 
 def test_a_preempted_request_differs_only_where_native_was_undecided(
-    played: dict[tuple[str, str], Any],
+    played: Played,
 ) -> None:
-    native, ours = played["roomy", "native"], played["crowded", "checkpointing"]
+    native, ours = played("roomy", "native"), played("crowded", "checkpointing")
     assert ours["preemptions"] > 0
     assert native["preemptions"] == 0
     for i, (theirs, mine) in enumerate(zip(_requests(native), _requests(ours), strict=True)):
@@ -171,8 +173,8 @@ def test_a_preempted_request_differs_only_where_native_was_undecided(
             assert best - second < GAP, f"request {i} at token {differs}"
 
 
-def test_fast_mode_is_close_but_not_exact(played: dict[tuple[str, str], Any]) -> None:
-    exact, fast = played["fp32", "checkpointing"], played["fast", "checkpointing"]
+def test_fast_mode_is_close_but_not_exact(played: Played) -> None:
+    exact, fast = played("fp32", "checkpointing"), played("fast", "checkpointing")
     first = [
         (a["logprobs"][1], b["logprobs"][1]) for a, b in zip(_requests(exact), _requests(fast), strict=True)
     ]
