@@ -69,6 +69,7 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]
         {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"},
     ),
     "fp16": (("native", "recover", "checkpointing"), SHORT, {"mamba_ssm_cache_dtype": "float16"}),
+    "async": (("native", "checkpointing"), SHORT, {"async_scheduling": True}),
     "qwen3.5": (("native", "checkpointing"), SHORT, {}),
     "roomy": (("native",), CROWD, ROOMY),
     "crowded": (("checkpointing",), CROWD, CROWDED),

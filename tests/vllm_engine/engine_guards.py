@@ -1,0 +1,67 @@
+"""Calls our vLLM classes out of order, and writes the errors as JSON. Run as a script."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ssmspec.runtime.vllm import compat
+from ssmspec.runtime.vllm.layer import GatedDeltaNet
+from ssmspec.runtime.vllm.report import WorkerReport
+from ssmspec.runtime.vllm.state import ModelState
+
+
+def readded(policy: str, lags: bool) -> None:
+    """A running request gets more input: vLLM removes it and adds it again in the same step."""
+    state = object.__new__(ModelState)
+    state.running, state.removed = {"r"}, set()
+    state.session = SimpleNamespace(
+        lags=lags, serve=SimpleNamespace(policy=policy), admit=lambda request: None
+    )
+    stock = compat.MambaHybridModelState
+    stock.remove_request, stock.add_request = (lambda *args: None), (lambda *args: None)
+    state.remove_request("r")
+    state.add_request(0, SimpleNamespace(req_id="r"))
+
+
+def unbound() -> None:
+    layer = object.__new__(GatedDeltaNet)
+    metadata = SimpleNamespace(num_spec_decodes=1, spec_query_start_loc=torch.tensor([0, 1]))
+    own = {"session": None, "prefix": "layers.0", "serve": SimpleNamespace(policy="recover")}
+    layer.__dict__.update(own, window=SimpleNamespace(max_len=4))
+    x = torch.tensor([[0.0]])
+    layer._speculative(metadata, x, x, x)
+
+
+def stock_worker() -> None:
+    worker: Any = WorkerReport()
+    worker.model_runner = SimpleNamespace(model_state=SimpleNamespace())
+    worker.ssmspec_report()
+
+
+def replaced_twice() -> None:
+    with compat.layer_replaced("Name", GatedDeltaNet), compat.layer_replaced("Name", GatedDeltaNet):
+        pass
+
+
+def error_of(call: Callable[[], None]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    found = {
+        "readded, lagging": error_of(lambda: readded("checkpointing", True)),
+        "readded, exact": error_of(lambda: readded("recover", False)),
+        "unbound": error_of(unbound),
+        "stock worker": error_of(stock_worker),
+        "replaced twice": error_of(replaced_twice),
+    }
+    Path(sys.argv[1]).write_text(json.dumps(found))

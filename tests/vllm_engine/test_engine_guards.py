@@ -1,0 +1,36 @@
+"""What would go wrong without a word inside vLLM raises instead."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def errors(run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    target = tmp_path_factory.mktemp("guards") / "errors.json"
+    run_script("engine_guards.py", target)
+    found: dict[str, str] = json.loads(target.read_text())
+    return found
+
+
+def test_more_input_for_a_running_request_is_refused_where_pages_lag(errors: dict[str, str]) -> None:
+    assert (
+        "request r got more input while running, which --ssm-policy checkpointing does not serve"
+        in errors["readded, lagging"]
+    )
+    assert errors["readded, exact"] == ""
+
+
+def test_a_layer_without_our_model_state_does_not_run(errors: dict[str, str]) -> None:
+    assert "no session was bound to layers.0" in errors["unbound"]
+
+
+def test_a_worker_that_runs_stock_says_so(errors: dict[str, str]) -> None:
+    assert "not a policy" in errors["stock worker"]
+
+
+def test_two_plugins_do_not_replace_the_same_layer(errors: dict[str, str]) -> None:
+    assert "another plugin has replaced vLLM's Name" in errors["replaced twice"]
