@@ -144,13 +144,21 @@ class Engine:
             r.window = [token_id(r.seed, len(r.tokens), salt, t) for t in range(n)]
             r.phase = Phase.VERIFYING
         batch = Batch.of(rows, e.padding, self.w.max_len)
+        try:
+            self._compute(batch, e.padding)
+        except BaseException:
+            for r in rows:
+                r.lose()
+            raise
         self._open.append(batch)
-        ids = [r.window for r in rows] + [[]] * e.padding
+
+    def _compute(self, batch: Batch, padding: int) -> None:
+        ids = [r.window for r in batch.rows] + [[]] * padding
         for layer in range(self.g.num_layers):
             x, a, b = self.content.inputs(layer, ids, self.w.max_len)
             packed = self.conv.verify(layer, batch.step, x, self.content.conv_weight[layer])
             out = self.policy.verify(layer, batch.step, Tokens.unpack(self.g, packed, a, b))
-            for i, r in enumerate(rows):
+            for i, r in enumerate(batch.rows):
                 self._saw("output", r, layer, out[i, : len(r.window)])
 
     def _accept(self, e: events.Accept) -> None:

@@ -14,7 +14,7 @@ class Phase(StrEnum):
     PREFILLING = "prefilling"
     DECODING = "decoding"
     VERIFYING = "verifying"  # a window is open: only accept and abort are legal
-    LOST = "lost"  # native, after a dropped window: its start state is overwritten
+    LOST = "lost"  # native after a dropped window: its start state is overwritten; any after a torn verify
     PREEMPTED = "preempted"
     OFFLOADED = "offloaded"
     GONE = "gone"
@@ -37,7 +37,8 @@ class Request:
             return
         why = {
             Phase.VERIFYING: "its window is still open: accept it, or drop it with 0 accepted tokens",
-            Phase.LOST: "native has overwritten the start state of its dropped window: preempt and resume it",
+            Phase.LOST: "native has overwritten the start state of its dropped window, or its verify failed halfway:"
+            " preempt and resume it",
             Phase.PREFILLING: "its prompt is not computed yet",
             Phase.DECODING: "its prompt is computed and no window of it is open",
             Phase.PREEMPTED: "it has no slot: resume it",
@@ -56,3 +57,8 @@ class Request:
         self.tokens += self.window[:count]
         self.window = []
         self.phase = Phase.LOST if lossy and count == 0 else Phase.DECODING
+
+    def lose(self) -> None:
+        """Its verify failed: a ring may be folded in some layers and not in others."""
+        self.window = []
+        self.phase = Phase.LOST

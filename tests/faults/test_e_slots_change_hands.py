@@ -9,6 +9,7 @@ from rig import RING_POLICIES, Rig, W, every_policy, every_recurrence, index, re
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window
+from ssmspec.kernels.base import Kernels, Layer
 from ssmspec.runtime import events as ev
 from ssmspec.runtime import exported
 from ssmspec.runtime.engine import Engine, Seen
@@ -266,6 +267,41 @@ def test_a_fault_between_verify_and_accept_costs_the_window_alone(
             assert all(map(torch.equal, *looks))
         else:
             assert near(looks[0][0], looks[1][0])
+
+
+@every_policy
+def test_a_fault_inside_verify_costs_its_rows_their_state_and_no_other(policy: str, backend: str) -> None:
+    """E14: layer 0 may have folded its ring and layer 1 not, so the window can be neither dropped nor repeated."""
+    e = engine(policy, [*decoding("a"), *decoding("b")], backend, see=(seen := []).append)
+    for _ in range(2):
+        e.play(ev.Verify(windows={"a": 4, "b": 4}))
+        e.play(ev.Accept(accepted={"a": 3, "b": 2}))
+    kernels = e.policy.kernels
+
+    def verify(layer: Layer, *args: object, **kwargs: object) -> torch.Tensor:
+        if layer.params.index:
+            raise Fault
+        return kernels.verify(layer, *args, **kwargs)  # type: ignore[arg-type]
+
+    e.policy.kernels = Kernels(verify, kernels.fold)
+    with pytest.raises(Fault):
+        e.play(ev.Verify(windows={"a": 4}))
+    e.policy.kernels = kernels
+    with pytest.raises(LifecycleError, match="no window is open"):
+        e.play(ev.Accept(accepted={"a": 0}))
+    with pytest.raises(LifecycleError, match=r"'a': the request is lost; .* preempt and resume it"):
+        e.play(ev.Verify(windows={"a": 4}))
+    e.play(ev.Preempt(request="a"))
+    e.play(ev.Resume(request="a"))
+    e.play(ev.Prefill(chunks={"a": 100}))
+    wanted = Rig(policy, backend=backend).oracle
+    for name in "ab":
+        tokens = [*e.requests[name].tokens]
+        seen.clear()
+        e.play(ev.Free(request=name))
+        assert torch.equal(
+            torch.stack([s.value for s in seen if s.what == "state"]), wanted.after(tokens).state
+        )
 
 
 @every_policy
