@@ -10,54 +10,61 @@ from ssmspec.geometry import DType, Geometry
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A program's share of a head: ``rows`` of V times all of K. A lane has four rows at most.
+    """A program's share of a head: ``rows`` of V times all of K."""
 
-    More would not fit into one 16-byte load of fp32 values along V, and the tile's register layout would break.
-    """
-
-    rows: int
     lanes_k: int  # lanes of a warp along K
+    lane_rows: (
+        int  # rows of V per lane; four fp32 values along V are one 16-byte load, more would break the layout
+    )
     chunk: (
         int  # neighbouring k per lane; it decides the order of sums, so it depends on the state dtype alone
     )
-    warps: int
+    warps: int = 1
+    registers: int | None = None  # per thread, at most
+    stages: int = 1  # tokens whose loads are under way
 
     @property
     def lanes_v(self) -> int:
         return self.warps * (32 // self.lanes_k)
 
+    @property
+    def rows(self) -> int:
+        return self.lanes_v * self.lane_rows
 
-def _power(n: int) -> int:
+    @property
+    def options(self) -> dict[str, int | bool | None]:
+        """Of a launch. Contraction is off everywhere: see kernels/triton_recurrence.py."""
+        return {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
+
+
+def power(n: int) -> int:
     """The least power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 
-def _tile(g: Geometry, rows: int, lanes_k: int, warps: int) -> Tile:
-    """The wanted tile, made smaller where the head is."""
+def _tile(g: Geometry, lanes_k: int, **rest: int) -> Tile:
+    """As many rows per lane as 64 values allow, fewer where they do not divide V."""
     chunk = 4 if g.state_dtype is DType.FP32 else 8
-    lanes_k = min(lanes_k, _power(g.head_k) // chunk)
-    while rows > 8 and g.head_v % rows:
-        rows //= 2
-    warps = max(1, min(warps, rows * lanes_k // 32))
-    return Tile(rows=max(rows, 32 // lanes_k), lanes_k=lanes_k, chunk=chunk, warps=warps)
+    lanes_k = min(lanes_k, power(g.head_k) // chunk)
+    lane_rows = max(1, min(4, 64 * lanes_k // power(g.head_k)))
+    tile = Tile(lanes_k=lanes_k, lane_rows=lane_rows, chunk=chunk, **rest)
+    while tile.lane_rows > 1 and g.head_v % tile.rows:
+        tile = Tile(lanes_k=lanes_k, lane_rows=tile.lane_rows // 2, chunk=chunk, **rest)
+    return tile
 
 
 def window_tile(g: Geometry, batch: int) -> Tile:
-    if g.head_k > 128:
-        return _tile(g, rows=32, lanes_k=8, warps=4)
-    return _tile(g, rows=64, lanes_k=8, warps=4)
+    return _tile(g, lanes_k=8, registers=128, stages=2)
 
 
 def head_tile(g: Geometry) -> Tile:
     """Heads instead of rows; sums over K go by fours whatever the state's dtype."""
-    lanes_k = min(8, _power(g.head_k) // 4)
-    return Tile(rows=32 // lanes_k, lanes_k=lanes_k, chunk=4, warps=1)
+    return Tile(lanes_k=min(8, power(g.head_k) // 4), lane_rows=1, chunk=4)
 
 
 def fold_tile(g: Geometry) -> Tile:
     """Lanes along K as far as it goes: nothing is summed, and long rows are stored fastest."""
-    lanes_k = 32 if g.state_dtype is DType.FP32 else 16
-    return _tile(g, rows=1024 // lanes_k, lanes_k=lanes_k, warps=8)
+    return _tile(g, lanes_k=32 if g.state_dtype is DType.FP32 else 16, warps=8)
 
 
 def fold_span(g: Geometry, layers: int, batch: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens, Verify
 from ssmspec.kernels.fold import VECTORS, Ports, fold
-from ssmspec.kernels.launch import Tile, fold_span, fold_tile, head_tile, window_tile
+from ssmspec.kernels.launch import Tile, fold_span, fold_tile, head_tile, power, window_tile
 from ssmspec.kernels.prepare import prepare
 from ssmspec.kernels.triton_records import Records, Shape
 from ssmspec.kernels.window import Inputs, Past, Prepared, window
@@ -48,14 +48,17 @@ def _shape(g: Geometry, tile: Tile, ring: int) -> Shape:
         SCALE=g.head_k**-0.5,
         H=g.num_k_heads,
         HV=g.num_v_heads,
+        PHV=power(g.num_v_heads),
         K=g.head_k,
         V=g.head_v,
         R=ring,
-        PK=1 << (g.head_k - 1).bit_length(),
+        PK=power(g.head_k),
         LK=tile.lanes_k,
         LV=tile.lanes_v,
-        NV=tile.rows // tile.lanes_v,
+        NV=tile.lane_rows,
         C=tile.chunk,
+        STAGES=tile.stages,
+        COMPILED=not triton.knobs.runtime.interpret,
     )
 
 
@@ -120,8 +123,10 @@ class _Exact:
         ring = layer.capacity if layer.records else 1
         heads, tile = head_tile(g), window_tile(g, batch)
         p, made = layer.params, _scratch(g, x)
-        blocks = triton.cdiv(g.num_k_heads, heads.lanes_v) * (made.k is not x.k or records.k is not None)
-        prepare[(t, blocks + triton.cdiv(g.num_v_heads, heads.lanes_v), batch)](
+        blocks = triton.cdiv(g.num_k_heads, heads.lanes_v) + 1
+        if g.arch is Arch.KDA:
+            blocks += triton.cdiv(g.num_v_heads, heads.lanes_v)
+        prepare[(t, blocks, batch)](
             *_inputs(x),
             p.A_log,
             p.dt_bias,
@@ -136,8 +141,7 @@ class _Exact:
             records,
             record_steps,
             _shape(g, heads, ring),
-            num_warps=heads.warps,
-            enable_fp_fusion=False,
+            **heads.options,
         )
         window[(triton.cdiv(g.head_v, tile.rows), g.num_v_heads, batch)](
             made,
@@ -157,21 +161,20 @@ class _Exact:
             records,
             record_steps,
             _shape(g, tile, ring),
-            num_warps=tile.warps,
-            enable_fp_fusion=False,
+            **tile.options,
         )
         return out
 
 
 def _scratch(g: Geometry, x: Tokens) -> Prepared:
-    """Room for what ``prepare`` makes of the tokens; what it leaves as it is stays where it is."""
+    """Room for what ``prepare`` makes of the tokens."""
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=x.v.device)
 
     batch, t, hv = *x.v.shape[:2], g.num_v_heads
     decay = room(batch, t, hv, g.head_k) if g.arch is Arch.KDA else room(batch, t, hv)
-    q, k = (x.q, x.k) if g.arch is Arch.MAMBA2 else room(2, *x.k.shape)
+    q, k = room(2, *x.k.shape)
     return Prepared(q, k, x.v, decay, room(batch, t, hv))
 
 
@@ -213,8 +216,7 @@ class _Fold:
             types,
             self.align,
             _shape(self.g, self.tile, layers[0].capacity),
-            num_warps=self.tile.warps,
-            enable_fp_fusion=False,
+            **self.tile.options,
         )
 
 

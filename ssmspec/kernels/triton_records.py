@@ -29,6 +29,7 @@ class Shape(NamedTuple):
     SCALE: float  # of a delta rule's query
     H: int
     HV: int
+    PHV: int  # HV, to a power of two
     K: int
     V: int
     R: int
@@ -37,6 +38,8 @@ class Shape(NamedTuple):
     LV: int
     NV: int
     C: int
+    STAGES: int  # of the window's tokens: loads of the next are under way
+    COMPILED: bool
 
 
 class At(NamedTuple):
@@ -136,38 +139,59 @@ def state_at(at, g: tl.constexpr):
 
 
 @triton.jit
-def recorded(rec, step, slot, p, at, g: tl.constexpr):
-    """The token at ring position p as it was multiplied: key, decay and c, ready to meet the tile."""
-    by_key, by_value = at.h * g.R + p, at.hv * g.R + p
-    k = load_k(rec.k + slot * step.k + by_key * g.K + at.k, at.k_in, g).to(tl.float32)
-    if rec.rnorm is not None:
-        k = k * tl.load(rec.rnorm + slot * step.rnorm + by_key)
+def _fetch(rec, step, slot, p, at, g: tl.constexpr):
+    """The record at ring position p as it lies there: key, its 1/norm (Mamba2: dt), decay or gate, and c or x."""
+    of_key, of_value = at.h * g.R + p, at.hv * g.R + p
+    k = load_k(rec.k + slot * step.k + of_key * g.K + at.k, at.k_in, g)
     if rec.gate is not None:
-        gate = load_k(rec.gate + slot * step.gate + by_value * g.K + at.k, at.k_in, g).to(tl.float32)
-        decay = decay_of(gate, at.rate, at.bias, g)
+        decay = load_k(rec.gate + slot * step.gate + of_value * g.K + at.k, at.k_in, g)
+    elif g.ARCH == "kda":
+        decay = load_fp32(rec.decay + slot * step.decay + of_value * g.K, at, g)
     else:
-        decay = tl.load(rec.decay + slot * step.decay + by_value)
+        decay = tl.load(rec.decay + slot * step.decay + of_value)
     if rec.x is not None:
-        x = load_v(rec.x + slot * step.x + by_value * g.V + at.v, at.v_in, g).to(tl.float32)
-        c = tl.load(rec.dt + slot * step.dt + by_value) * x
+        scale = tl.load(rec.dt + slot * step.dt + of_value)
+        c = load_v(rec.x + slot * step.x + of_value * g.V + at.v, at.v_in, g)
     else:
-        c = load_v(rec.c + slot * step.c + by_value * g.V + at.v, at.v_in, g).to(tl.float32)
-    return k, decay, c
+        scale = tl.load(rec.rnorm + slot * step.rnorm + of_key)
+        c = load_v(rec.c + slot * step.c + of_value * g.V + at.v, at.v_in, g)
+    return k, scale, decay, c
+
+
+@triton.jit
+def _apply(s, rec, k, scale, decay, c, at, g: tl.constexpr):
+    """What verify multiplied, from what it recorded, and onto the state."""
+    k, c = k.to(tl.float32), c.to(tl.float32)
+    if rec.gate is not None:
+        decay = decay_of(decay.to(tl.float32), at.rate, at.bias, g)
+    if rec.x is not None:
+        c = scale * c
+    else:
+        k = k * scale
+    return update(s * decay, c, k)
 
 
 @triton.jit
 def replay(s, rec, step, slot, base, start, stop, ends, dtype: tl.constexpr, at, g: tl.constexpr):
     """Apply records start..stop of a slot, from ring position base on; the state behind the last is not rounded.
 
-    ``ends`` (None: never) has a bit per ring position behind which native rounded.
+    ``ends`` (None: never) has a bit per ring position behind which native rounded. One record is fetched ahead.
     """
-    for j in range(start, stop):
-        if ends is not None:
-            due = (j > 0) & ended(ends, base + j + g.R - 1, g)
-            if due:
-                s = rounded(s, dtype)
-        k, decay, c = recorded(rec, step, slot, (base + j) % g.R, at, g)
-        s = update(s * decay, c, k)
+    k, scale, decay, c = _fetch(rec, step, slot, (base + start) % g.R, at, g)
+    first = start
+    while first < stop:
+        last = stop
+        if ends is not None:  # stretches, since a branch per record would cost as much as the rounding
+            if (first > 0) & ended(ends, base + first + g.R - 1, g):
+                s = rounded(s, dtype, g)
+            last = first + 1
+            while (last < stop) & (ended(ends, base + last - 1, g) == 0):
+                last += 1
+        for j in range(first, last):
+            ahead = _fetch(rec, step, slot, (base + j + 1) % g.R, at, g)
+            s = _apply(s, rec, k, scale, decay, c, at, g)
+            k, scale, decay, c = ahead
+        first = last
     return s
 
 

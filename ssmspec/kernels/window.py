@@ -9,7 +9,6 @@ from ssmspec.kernels.triton_records import (
     append,
     ended,
     load_fp32,
-    load_k,
     load_state,
     load_v,
     locate,
@@ -100,28 +99,30 @@ def window(
             if dtype != tl.float32:
                 if past.ends is not None:
                     if flush | ended(ends, first - 1, g):
-                        s = rounded(s, dtype)
+                        s = rounded(s, dtype, g)
                 elif flush:
-                    s = rounded(s, dtype)
+                    s = rounded(s, dtype, g)
 
     p_q = x.q + b * x_step.q[0] + at.h * x_step.q[2]
     p_k = x.k + b * x_step.k[0] + at.h * x_step.k[2]
     p_v = x.v + b * x_step.v[0] + hv * x_step.v[2] + at.v
     p_decay = x.decay + b * x_step.decay[0] + hv * x_step.decay[2]
     p_beta = x.beta + b * x_step.beta[0] + hv * x_step.beta[2]
-    for t in range(0, n):
+    ahead = tl.load(p_beta)
+    for t in tl.range(0, n, num_stages=g.STAGES):
+        beta = ahead
+        p_beta += tl.where(t + 1 < n, x_step.beta[1], 0)
+        ahead = tl.load(p_beta)
         raw_v = load_v(p_v, at.v_in, g)
-        v, beta = raw_v.to(tl.float32), tl.load(p_beta)
+        v = raw_v.to(tl.float32)
         if g.ARCH == "kda":
             s = s * load_fp32(p_decay, at, g)
         else:
             s = s * tl.load(p_decay)
+        k, q = load_fp32(p_k, at, g), load_fp32(p_q, at, g)
         if g.ARCH == "mamba2":
-            k = load_k(p_k + at.k, at.k_in, g).to(tl.float32)
-            q = load_k(p_q + at.k, at.k_in, g).to(tl.float32)
             c = beta * v
         else:
-            k, q = load_fp32(p_k, at, g), load_fp32(p_q, at, g)
             c = beta * (v - dot_k(s, k))
         s = update(s, c, k)
         y = dot_k(s, q)
@@ -138,5 +139,4 @@ def window(
         p_k += x_step.k[1]
         p_v += x_step.v[1]
         p_decay += x_step.decay[1]
-        p_beta += x_step.beta[1]
         p_out += g.HV * g.V

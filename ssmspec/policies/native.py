@@ -47,7 +47,7 @@ class Native(Policy):
         self.pool["winner"][slots] = self.pool["winner"][slots].clamp(max=0)  # a lost slot stays lost
 
     def reset(self, slots: Tensor) -> None:
-        self.pool["winner"][slots] = 0
+        self.pool["winner"].index_fill_(0, slots, 0)  # storing a number would copy it from the host
 
     def _rows(self, layer: int) -> Tensor:
         snapshots = self.pool["snapshots"][layer]
