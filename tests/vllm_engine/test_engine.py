@@ -46,11 +46,12 @@ TAILS = [
         "max_tokens": [12, 12, 10, 10, 10],
     },
 ]
+RETAIN = {"prefix_cache_retention_interval": BLOCK}  # by default vLLM keeps the states of prompts only
 SHORT = [{"lengths": [1, 2, 65, 100], "max_tokens": [30, 24, 32, 16]}]
 
 # three or four requests do not fit: some are preempted and start again. Plain greedy drafting, whose tokens are the
 # target's own whatever was drafted
-CROWD = [{"lengths": [129, 130, 131, 132], "max_tokens": [150, 150, 150, 150]}]
+CROWD = [{"lengths": [129, 130, 131, 132], "max_tokens": [130, 130, 130, 130]}]
 CROWDED = {
     "speculative_config": NGRAM,
     "enable_prefix_caching": False,
@@ -62,7 +63,7 @@ GAP = 0.1  # of log probability between native's two best tokens: closer than th
 
 SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]]] = {
     "align": (("native", "recover", "every-step", "checkpointing"), LONG, {}),
-    "ngram": (("native", "checkpointing"), TAILS, {"speculative_config": NGRAM}),
+    "ngram": (("native", "recover", "checkpointing"), TAILS, {"speculative_config": NGRAM, **RETAIN}),
     "fp32": (
         ("native", "every-step", "checkpointing"),
         SHORT,
