@@ -373,18 +373,18 @@ def test_head_sizes_need_not_be_powers_of_two(k: int, v: int) -> None:
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter sums over lanes in NumPy's order")
 @pytest.mark.parametrize("store", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("lanes_k", "lane_rows", "warps", "stages"),
-    [(8, 4, 1, 1), (4, 2, 1, 2), (16, 4, 4, 1), (8, 2, 8, 2), (2, 1, 1, 1)],
+    ("lanes_k", "lane_rows", "warps"),
+    [(8, 4, 2), (4, 2, 1), (16, 4, 4), (8, 2, 8), (2, 1, 1)],
 )
 def test_the_tile_does_not_decide_the_bits(
-    store: str, lanes_k: int, lane_rows: int, warps: int, stages: int, monkeypatch: pytest.MonkeyPatch
+    store: str, lanes_k: int, lane_rows: int, warps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ssmspec.kernels import triton_backend
 
     g = shape("gdn", store)
     want = lived("recover", g, steps=8)
     own = triton_backend.window_tile(g, ROWS)
-    tile = replace(own, lanes_k=lanes_k, lane_rows=lane_rows, warps=warps, stages=stages, registers=None)
+    tile = replace(own, lanes_k=lanes_k, lane_rows=lane_rows, warps=warps, registers=None)
     monkeypatch.setattr(triton_backend, "window_tile", lambda *_: tile)
     assert_same(want, lived("recover", g, steps=8), tile)
 

@@ -21,7 +21,6 @@ class Tile:
     )
     warps: int = 1
     registers: int | None = None  # per thread, at most
-    stages: int = 1  # tokens whose loads are under way
 
     @property
     def lanes_v(self) -> int:
@@ -54,7 +53,7 @@ def _tile(g: Geometry, lanes_k: int, **rest: int) -> Tile:
 
 
 def window_tile(g: Geometry, batch: int) -> Tile:
-    return _tile(g, lanes_k=8, registers=128, stages=2)
+    return _tile(g, lanes_k=8, registers=128)
 
 
 def head_tile(g: Geometry) -> Tile:

@@ -57,7 +57,6 @@ def _shape(g: Geometry, tile: Tile, ring: int) -> Shape:
         LV=tile.lanes_v,
         NV=tile.lane_rows,
         C=tile.chunk,
-        STAGES=tile.stages,
         COMPILED=not triton.knobs.runtime.interpret,
     )
 

@@ -38,7 +38,6 @@ class Shape(NamedTuple):
     LV: int
     NV: int
     C: int
-    STAGES: int  # of the window's tokens: loads of the next are under way
     COMPILED: bool
 
 
@@ -175,9 +174,8 @@ def _apply(s, rec, k, scale, decay, c, at, g: tl.constexpr):
 def replay(s, rec, step, slot, base, start, stop, ends, dtype: tl.constexpr, at, g: tl.constexpr):
     """Apply records start..stop of a slot, from ring position base on; the state behind the last is not rounded.
 
-    ``ends`` (None: never) has a bit per ring position behind which native rounded. One record is fetched ahead.
+    ``ends`` (None: never) has a bit per ring position behind which native rounded.
     """
-    k, scale, decay, c = _fetch(rec, step, slot, (base + start) % g.R, at, g)
     first = start
     while first < stop:
         last = stop
@@ -188,9 +186,8 @@ def replay(s, rec, step, slot, base, start, stop, ends, dtype: tl.constexpr, at,
             while (last < stop) & (ended(ends, base + last - 1, g) == 0):
                 last += 1
         for j in range(first, last):
-            ahead = _fetch(rec, step, slot, (base + j + 1) % g.R, at, g)
+            k, scale, decay, c = _fetch(rec, step, slot, (base + j) % g.R, at, g)
             s = _apply(s, rec, k, scale, decay, c, at, g)
-            k, scale, decay, c = ahead
         first = last
     return s
 

@@ -108,11 +108,8 @@ def window(
     p_v = x.v + b * x_step.v[0] + hv * x_step.v[2] + at.v
     p_decay = x.decay + b * x_step.decay[0] + hv * x_step.decay[2]
     p_beta = x.beta + b * x_step.beta[0] + hv * x_step.beta[2]
-    ahead = tl.load(p_beta)
-    for t in tl.range(0, n, num_stages=g.STAGES):
-        beta = ahead
-        p_beta += tl.where(t + 1 < n, x_step.beta[1], 0)
-        ahead = tl.load(p_beta)
+    for t in range(0, n):
+        beta = tl.load(p_beta)
         raw_v = load_v(p_v, at.v_in, g)
         v = raw_v.to(tl.float32)
         if g.ARCH == "kda":
@@ -139,4 +136,5 @@ def window(
         p_k += x_step.k[1]
         p_v += x_step.v[1]
         p_decay += x_step.decay[1]
+        p_beta += x_step.beta[1]
         p_out += g.HV * g.V
