@@ -49,7 +49,7 @@ def pack(slot, n, first, records, flush):
 
 
 @triton.jit
-def _gram(x, y, OPERAND: tl.constexpr):
+def gram(x, y, OPERAND: tl.constexpr):
     """x [M, K], y [N, K] -> x y^T [M, N] fp32. Products of 16-bit activations are exact."""
     return tl.dot(x.to(OPERAND), tl.trans(y.to(OPERAND)), input_precision="tf32x3" if OPERAND == tl.float32 else "tf32")
 
@@ -63,36 +63,40 @@ def _gates(raw, rate, bias, SOFTPLUS: tl.constexpr):
 
 
 @triton.jit
-def _ring(position, c: tl.constexpr):
+def ring_at(position, c: tl.constexpr):
     """position in 0 .. 2R - 1."""
     return tl.where(position >= c.R, position - c.R, position)
 
 
 @triton.jit
-def _substitute(weight, beta, gain, to_rows, c: tl.constexpr):
-    """Solve [HEADS, TP, NC]: update and extra output per unit of each token's residual, from weight [.., TP, NC].
+def substitute(on_keys, on_queries, beta, rows, c: tl.constexpr):
+    """Solve for one unit of each token's residual: (updates, outputs) of the tokens behind it, [HEADS, TP, TP] each.
 
-    Rows are written and read back one at a time: through memory that is one load, through registers many shuffles.
+    on_keys and on_queries [HEADS, TP, TP]: what a unit update of token j adds to what token t sees. Their rows are
+    written and read back one at a time: through memory that is one load, through registers many shuffles.
     """
     TOKENS: tl.constexpr = c.T
     token = tl.arange(0, c.TP)
-    column = tl.arange(0, c.NC)
-    tl.store(to_rows + (token * c.NC)[None, :, None], weight * gain[:, None, :])
+    of_rows = rows[:, None, None] + token[None, None, :]
+    tl.store(of_rows + (token * c.NC)[None, :, None], on_keys * beta[:, None, :])
+    tl.store(of_rows + (token * c.NC + c.TP)[None, :, None], on_queries)
     tl.debug_barrier()
-    seen = tl.full([c.HEADS, c.TP, c.NC], 0.0, tl.float32)
-    solve = seen
+    seen = tl.full([c.HEADS, c.TP, c.TP], 0.0, tl.float32)
+    updates = seen
+    outputs = seen
     for i in tl.static_range(TOKENS):
-        here = tl.sum(tl.where((column == 2 * i)[None, None, :], seen, 0.0), 2)
+        here = tl.sum(tl.where((token == i)[None, None, :], seen, 0.0), 2)
         update = tl.where((token == i)[None, :], beta, 0.0) - here
-        seen += update[:, :, None] * tl.load(to_rows + i * c.NC)
-        solve = tl.where((column == 2 * i)[None, None, :], update[:, :, None], solve)
+        seen += update[:, :, None] * tl.load(of_rows + i * c.NC)
+        outputs += update[:, :, None] * tl.load(of_rows + (i * c.NC + c.TP))
+        updates = tl.where((token == i)[None, None, :], update[:, :, None], updates)
     tl.debug_barrier()
-    return tl.where((column % 2 == 1)[None, None, :], seen, solve)
+    return updates, outputs
 
 
 @triton.jit
-def couple(W, cursors, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
-    """Coefficients W [B, HV, COEFFICIENTS], and the records of keys, norms and decays, for GDN and Mamba2.
+def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
+    """Coefficients to.heads, and the records of keys, norms and decays, for GDN and Mamba2.
 
     One program per (row, HEADS value heads of one key head).
     """
@@ -102,34 +106,27 @@ def couple(W, cursors, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND:
     part = tl.program_id(0) % parts
     slot, n, first, records, flush = live_row(at, row)
     if h + part == 0:
-        tl.store(cursors + row, pack(slot, n, first, records, flush))
+        tl.store(to.cursors + row, pack(slot, n, first, records, flush))
     if n == 0:
         return
     channel = tl.arange(0, c.KP)
     token = tl.arange(0, c.TP)
-    column = tl.arange(0, c.NC)
-    of = column // c.PROBES
-    asks = column % c.PROBES == c.PROBES - 1
-    starts = column % c.PROBES == 0
     head = (h * parts + part) * c.HEADS + tl.arange(0, c.HEADS)
     in_k = (channel < c.K)[None, :]
+    live = token < n
 
     # all loads first: a program is short, and mostly waits
-    of_p = x.q + row * x_step.q[0] + h * x_step.q[2]
-    of_k = x.k + row * x_step.k[0] + h * x_step.k[2]
+    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + (token * x_step.k[1])[:, None]
+    of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + (token * x_step.q[1])[:, None]
+    keys = tl.load(of_k + channel[None, :], mask=live[:, None] & in_k, other=0.0)
+    queries = tl.load(of_q + channel[None, :], mask=live[:, None] & in_k, other=0.0)
     of_a = x.a + row * x_step.a[0] + (head * x_step.a[2])[:, None]
-    if c.MAMBA:
-        of_p = of_p + (of * x_step.q[1])[:, None]
-        keys = tl.load(of_k + (token * x_step.k[1])[:, None] + channel[None, :], mask=(token < n)[:, None] & in_k, other=0.0)
-    else:
-        of_p = tl.where(asks, of_p + of * x_step.q[1], of_k + of * x_step.k[1])[:, None]
-        of_b = x.b + row * x_step.b[0] + (head * x_step.b[2])[:, None]
-        beta = tl.load(of_b + (token * x_step.b[1])[None, :], mask=(token < n)[None, :], other=0.0)
-        gain = tl.load(of_b + (of * x_step.b[1])[None, :], mask=(starts & (of < n))[None, :], other=0.0)
-    probes = tl.load(of_p + channel[None, :], mask=(of < n)[:, None] & in_k, other=0.0)
-    raw = tl.load(of_a + (of * x_step.a[1])[None, :], mask=(of < n)[None, :], other=0.0)
+    raw = tl.load(of_a + (token * x_step.a[1])[None, :], mask=live[None, :], other=0.0)
     rate = tl.load(A_log + head)
     bias = tl.load(dt_bias + head)
+    if not c.MAMBA:
+        of_b = x.b + row * x_step.b[0] + (head * x_step.b[2])[:, None]
+        beta = tl.load(of_b + (token * x_step.b[1])[None, :], mask=live[None, :], other=0.0)
     of_keys = rec.k + slot * rec_step.k + h * (c.R * c.K)
     of_decay = rec.decay + slot * rec_step.decay + (head * c.R)[:, None]
     if c.MAMBA:
@@ -138,57 +135,55 @@ def couple(W, cursors, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND:
         of_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
     if c.HP > 0:
         past = tl.arange(0, c.HP)
-        ring = _ring(first + past, c)
-        old = tl.load(of_keys + (ring * c.K)[:, None] + channel[None, :], mask=(past < records)[:, None] & in_k, other=0.0)
-        behind = tl.load(of_decay + _ring(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0)
+        held = past < records
+        ring = ring_at(first + past, c)
+        old = tl.load(of_keys + (ring * c.K)[:, None] + channel[None, :], mask=held[:, None] & in_k, other=0.0)
+        behind = tl.load(of_decay + ring_at(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0)
         oldest = tl.load(of_decay + first, mask=records > 0, other=1.0)
         if c.MAMBA:
-            gains = tl.load(of_dt + ring[None, :], mask=(past < records)[None, :], other=0.0)
+            gains = tl.load(of_dt + ring[None, :], mask=held[None, :], other=0.0)
         else:
-            gains = tl.load(of_norm + ring, mask=past < records, other=0.0)[None, :]
+            gains = tl.load(of_norm + ring, mask=held, other=0.0)[None, :]
 
-    inner = _gram(keys if c.MAMBA else probes, probes, OPERAND)
+    on_queries = gram(keys, queries, OPERAND)
     if c.HP > 0:
-        outer = _gram(old, probes, OPERAND)
-    rate = exp(rate.to(tl.float32))[:, None]
-    bias = bias.to(tl.float32)[:, None]
-    dt, decay = _gates(raw, rate, bias, c.SOFTPLUS)
-    ring = _ring(first + records + of, c)
-    tl.store(of_decay + ring[None, :], decay, mask=(starts & (of < n))[None, :])
-    upto = tl.associative_scan(tl.where(starts[None, :], decay, 1.0), 1, multiply)
-    later = starts[None, :] & (of[None, :] > token[:, None])
+        old_on_queries = gram(old, queries, OPERAND)
+    if not c.MAMBA:
+        on_keys = gram(keys, keys, OPERAND)
+        if c.HP > 0:
+            old_on_keys = gram(old, keys, OPERAND)
+        wide = keys.to(tl.float32)
+        k_norm = rsqrt(tl.sum(wide * wide, 1) + EPS)
+        wide = queries.to(tl.float32)
+        q_norm = rsqrt(tl.sum(wide * wide, 1) + EPS) * c.QUERY
+    ring = ring_at(first + records + token, c)
+    tl.store(of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=(live & (part == 0))[:, None] & in_k)
+    dt, decay = _gates(raw, exp(rate.to(tl.float32))[:, None], bias.to(tl.float32)[:, None], c.SOFTPLUS)
+    tl.store(of_decay + ring[None, :], decay, mask=live[None, :])
+    upto = tl.associative_scan(decay, 1, multiply)
+    later = token[None, :] > token[:, None]
     between = tl.associative_scan(tl.where(later[None, :, :], decay[:, None, :], 1.0), 2, multiply)
-    reaches = tl.where(asks[None, :], of[None, :] >= token[:, None], of[None, :] > token[:, None])
 
-    to = W + (row * c.HV + head) * c.COEFFICIENTS
-    to_solve = to[:, None, None] + (c.SOLVE + column * c.TP)[None, None, :] + token[None, :, None]
-    scale = upto
+    on_queries = tl.where(token[None, :] >= token[:, None], on_queries, 0.0)
+    of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
+    solve = of_w[:, None, None] + c.SOLVE + (token * (c.PROBES * c.TP))[None, None, :] + token[None, :, None]
     if c.MAMBA:
-        tl.store(of_dt + ring[None, :], dt, mask=(starts & (of < n))[None, :])
-        ring = _ring(first + records + token, c)
-        tl.store(of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=((token < n) & (part == 0))[:, None] & in_k)
-        weight = tl.where(reaches[None, :, :], inner[None, :, :] * between, 0.0)
-        raw = tl.load(of_a + (token * x_step.a[1])[None, :], mask=(token < n)[None, :], other=0.0)
-        dt, _ = _gates(raw, rate, bias, c.SOFTPLUS)
-        solve = dt[:, :, None] * weight
+        tl.store(of_dt + ring[None, :], dt, mask=live[None, :])
+        outputs = dt[:, :, None] * (on_queries[None, :, :] * between)
         if D is not None:
             skip = tl.load(D + head).to(tl.float32)[:, None, None]
-            solve += tl.where((of[None, :] == token[:, None])[None, :, :], skip, 0.0)
+            outputs += tl.where((token[None, :] == token[:, None])[None, :, :], skip, 0.0)
+        tl.store(solve, outputs)
     else:
-        tl.store(of_keys + (ring * c.K)[:, None] + channel[None, :], probes, mask=(starts & (of < n) & (part == 0))[:, None] & in_k)
-        wide = probes.to(tl.float32)
-        norm = rsqrt(tl.sum(wide * wide, 1) + EPS)
-        tl.store(of_norm + ring, norm, mask=starts & (of < n) & (part == 0))
-        key_norm, _ = tl.split(tl.reshape(norm, [c.TP, 2]))
-        norm *= tl.where(asks, c.QUERY, 1.0)
-        scale *= norm[None, :]
-        inner, _ = tl.split(tl.permute(tl.reshape(inner, [c.TP, 2, c.NC]), (0, 2, 1)))
-        inner *= key_norm[:, None] * norm[None, :]
-        weight = tl.where(reaches[None, :, :], inner[None, :, :] * between, 0.0)
-        gain = tl.where(starts[None, :], sigmoid(gain.to(tl.float32)), 1.0)
-        to_rows = to[:, None, None] + c.SOLVE + column[None, None, :]
-        solve = _substitute(weight, sigmoid(beta.to(tl.float32)), gain, to_rows, c)
-    tl.store(to_solve, solve)
+        tl.store(of_norm + ring, k_norm, mask=live & (part == 0))
+        on_keys = tl.where(later, on_keys, 0.0) * (k_norm[:, None] * k_norm[None, :])
+        on_queries *= k_norm[:, None] * q_norm[None, :]
+        beta = sigmoid(beta.to(tl.float32))
+        on_keys = on_keys[None, :, :] * between
+        on_queries = on_queries[None, :, :] * between
+        updates, outputs = substitute(on_keys, on_queries, beta, of_w + c.SOLVE, c)
+        tl.store(solve, updates)
+        tl.store(solve + c.TP, outputs)
 
     total = tl.full([c.HEADS, 1], 1.0, tl.float32)
     if c.HP > 0:
@@ -196,8 +191,15 @@ def couple(W, cursors, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND:
         behind = tl.associative_scan(behind, 1, multiply, reverse=True)
         total = oldest * tl.sum(tl.where((past == 0)[None, :], behind, 0.0), 1)[:, None]
         behind *= gains
-        to_past = to[:, None, None] + (column * c.HP)[None, None, :] + past[None, :, None]
-        tl.store(to_past, outer[None, :, :] * behind[:, :, None] * scale[:, None, :])
-        tl.store(to[:, None] + (c.FOLD + past)[None, :], behind)
-        tl.store(to[:, None] + c.TOTAL, total)
-    tl.store(to[:, None] + (c.SCALE + column)[None, :], total * scale)
+        tl.store(of_w[:, None] + (c.FOLD + past)[None, :], behind)
+        tl.store(of_w[:, None] + c.TOTAL, total)
+    to_scale = of_w[:, None] + (c.SCALE + token * c.PROBES)[None, :]
+    for probe in tl.static_range(2 if not c.MAMBA else 1):
+        scale = upto
+        if not c.MAMBA:
+            scale = upto * (q_norm if probe == 1 else k_norm)[None, :]
+        tl.store(to_scale + probe, total * scale)
+        if c.HP > 0:
+            seen = old_on_queries if c.MAMBA or probe == 1 else old_on_keys
+            to_past = of_w[:, None, None] + ((token * c.PROBES + probe) * c.HP)[None, None, :] + past[None, :, None]
+            tl.store(to_past, seen[None, :, :] * behind[:, :, None] * scale[:, None, :])

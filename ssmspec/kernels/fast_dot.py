@@ -9,7 +9,7 @@ form runs wherever Triton does.
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.fast_couplings import live_row
+from ssmspec.kernels.fast_couplings import live_row, ring_at
 
 
 @triton.jit
@@ -38,10 +38,27 @@ def product(x, y, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def window(S, s_step, W, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
+def _probes(of_w, x, x_step, row, h, pair, n, OPERAND: tl.constexpr, c: tl.constexpr):
+    """[NC, KP], raw where decays are per head."""
+    channel = tl.arange(0, c.KP)
+    column = tl.arange(0, c.NC)
+    of = column // c.PROBES
+    inside = (of < n)[:, None] & (channel < c.K)[None, :]
+    if c.CHANNELS:
+        of_p = of_w.vectors + pair * (c.VECTORS * c.K) + (column * c.K)[:, None]
+    else:
+        of_p = (x.q + row * x_step.q[0] + h * x_step.q[2]) + (of * x_step.q[1])[:, None]
+        if not c.MAMBA:
+            of_k = (x.k + row * x_step.k[0] + h * x_step.k[2]) + (of * x_step.k[1])[:, None]
+            of_p = tl.where((column % 2 == 1)[:, None], of_p, of_k)
+    return tl.load(of_p + channel[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
     """One (row, value head, tile of V): answer the probes, store c (or x) and o, then fold the records if due.
 
-    out is packed; its rows behind a window's end, and those of null rows, become zero.
+    out [B, T, HV, V] is packed; its rows behind a window's end, and those of null rows, become zero.
     """
     pair = (tl.program_id(0) // c.BLOCKS).to(tl.int64)
     row = pair // c.HV
@@ -64,38 +81,40 @@ def window(S, s_step, W, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
     in_k = (channel < c.K)[None, :]
     of_s = S + slot * s_step + (head * c.V + value[:, None]) * c.K + channel[None, :]
     s = tl.load(of_s, mask=in_v & in_k, other=0.0)
-    of_p = x.q + row * x_step.q[0] + of[:, None] * x_step.q[1] + h * x_step.q[2] + channel[None, :]
-    if not c.MAMBA:
-        of_k = x.k + row * x_step.k[0] + of[:, None] * x_step.k[1] + h * x_step.k[2] + channel[None, :]
-        of_p = tl.where(asks[:, None], of_p, of_k)
-    p = tl.load(of_p, mask=(of < n)[:, None] & in_k, other=0.0)
-
-    of_w = W + pair * c.COEFFICIENTS
-    y = product(s, p, OPERAND) * tl.load(of_w + c.SCALE + column)[None, :]
+    of_w = w.heads + pair * c.COEFFICIENTS
+    y = product(s, _probes(w, x, x_step, row, h, pair, n, OPERAND, c), OPERAND)
+    y *= tl.load(of_w + c.SCALE + column)[None, :]
     updates = rec.x if c.MAMBA else rec.c
     of_c = updates + slot * (rec_step.x if c.MAMBA else rec_step.c) + head * (c.R * c.V) + value[:, None]
     if c.HP > 0:
         past = tl.arange(0, c.HP)
-        ring = (first + past) % c.R
-        old = tl.load(of_c + ring[None, :] * c.V, mask=(past < records)[None, :] & in_v, other=0.0).to(tl.float32)
+        ring = ring_at(first + past, c)
+        held = (past < records)[None, :]
+        old = tl.load(of_c + ring[None, :] * c.V, mask=held & in_v, other=0.0).to(tl.float32)
         y += product(old, tl.load(of_w + column[:, None] * c.HP + past[None, :]), OPERAND)
 
-    of_v = x.v + row * x_step.v[0] + of[None, :] * x_step.v[1] + head * x_step.v[2] + value[:, None]
+    of_v = x.v + row * x_step.v[0] + head * x_step.v[2] + (of * x_step.v[1])[None, :] + value[:, None]
     v = tl.load(of_v, mask=(starts & (of < n))[None, :] & in_v, other=0.0)
     left = v.to(tl.float32)
     if not c.MAMBA:
         left = tl.where(starts[None, :], left - y, 0.0)
     of_solve = of_w + c.SOLVE + column[:, None] * c.TP + of[None, :]
-    solve = tl.load(of_solve, mask=starts[None, :], other=0.0)
-    y = product(left, solve, OPERAND) + tl.where(asks[None, :], y, 0.0)
+    y = tl.where(asks[None, :], y, 0.0)
+    y += product(left, tl.load(of_solve, mask=starts[None, :], other=0.0), OPERAND)
     tl.store(to_out, tl.where((of < n)[None, :], y, 0.0).to(out.dtype.element_ty), mask=wanted)
-    to_c = of_c + ((first + records + of) % c.R)[None, :] * c.V
+    to_c = of_c + ring_at(ring_at(first + records, c) + of, c)[None, :] * c.V
     tl.store(to_c, (v if c.MAMBA else y).to(updates.dtype.element_ty), mask=(starts & (of < n))[None, :] & in_v)
 
     if c.HP > 0:
         if flush:
-            of_key = rec.k + slot * rec_step.k + (h * c.R + ring[None, :]) * c.K + channel[:, None]
-            keys = tl.load(of_key, mask=(past < records)[None, :] & (channel < c.K)[:, None], other=0.0)
+            if c.CHANNELS:
+                of_key = w.vectors + pair * (c.VECTORS * c.K) + ((c.NC + past) * c.K)[None, :]
+                of_total = w.vectors + (pair * c.VECTORS + c.NC + c.HP) * c.K
+                total = tl.load(of_total + channel, mask=channel < c.K, other=0.0)[None, :]
+            else:
+                of_key = rec.k + slot * rec_step.k + (h * c.R + ring[None, :]) * c.K
+                total = tl.load(of_w + c.TOTAL)
+            keys = tl.load(of_key + channel[:, None], mask=held & (channel < c.K)[:, None], other=0.0)
             old *= tl.load(of_w + c.FOLD + past)[None, :]
-            full = s.to(tl.float32) * tl.load(of_w + c.TOTAL) + product(old, keys, OPERAND)
+            full = s.to(tl.float32) * total + product(old, keys, OPERAND)
             tl.store(of_s, full.to(S.dtype.element_ty), mask=in_v & in_k)

@@ -21,8 +21,7 @@ class Call(NamedTuple):
 
     state: Any
     slot: Any  # elements of state per slot
-    coefficients: Any  # [B, HV, COEFFICIENTS]
-    cursors: Any  # [B] packed
+    w: Any  # Couplings
     x: Any
     x_step: Any
     out: Any  # [B, T, HV, V]
@@ -32,12 +31,16 @@ class Call(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory: STAGES of each but the last."""
+    """Shared memory: two of each, one of which is filled while the other is used, and a ring of cursors."""
 
     states: Any  # [BV, KP]
     probes: Any  # [NC, KP]
     updates: Any  # [HP, BV]
-    keys: Any  # [HP, KP]
+    keys: Any  # [HP, KP], of rows that will be folded
+    cursors: Any  # [1]
+
+
+CURSORS = gl.constexpr(4)
 
 
 @gluon.jit
@@ -89,14 +92,22 @@ def _above(x, y):
 def _place(tile, a, c: gl.constexpr):
     """Batch row, value head and first row of V of a tile; behind the last tile those of the last."""
     at = gl.minimum(tile, a.tiles - 1).to(gl.uint32)
-    row = (at // (c.HV * c.BLOCKS)).to(gl.int64)
+    row = (at // (c.HV * c.BLOCKS)).to(gl.int32)
     return row, ((at // c.BLOCKS) % c.HV).to(gl.int32), ((at % c.BLOCKS) * c.BV).to(gl.int32)
 
 
 @gluon.jit
-def _cursor(tile, a, c: gl.constexpr):
+def _fetch_cursor(shared, i, tile, a, c: gl.constexpr):
+    """Start copying a tile's cursor; through a register the whole warp would wait for it."""
     row, _, _ = _place(tile, a, c)
-    return gl.load(a.cursors + row)
+    one = gl.arange(0, 1, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    async_load(shared.cursors.index(i % CURSORS), a.w.cursors + row + one)
+
+
+@gluon.jit
+def _cursor(shared, i):
+    one = shared.cursors.index(i % CURSORS).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    return gl.max(one, 0)
 
 
 @gluon.jit
@@ -125,24 +136,48 @@ def _updates_at(a, slot, head, c: gl.constexpr):
 
 
 @gluon.jit
+def _vectors_at(a, row, head, c: gl.constexpr):
+    return a.w.vectors + (row * c.HV + head) * (c.VECTORS * c.K)
+
+
+@gluon.jit
+def _fetch_keys(keys, cursor, tile, a, c: gl.constexpr):
+    """Start copying the keys of the records."""
+    slot, _, first, records, _ = _unpack(cursor)
+    row, head, _ = _place(tile, a, c)
+    L: gl.constexpr = c.lines(c.KP, keys.dtype.primitive_bitwidth, gl.num_warps())
+    record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
+    if c.CHANNELS:
+        of_key = _vectors_at(a, row, head, c) + (c.NC + record)[:, None] * c.K + k[None, :]
+    else:
+        of_key = a.rec.k + slot * a.rec_step.k + (head // c.GROUP) * (c.R * c.K)
+        of_key = of_key + _ring(first + record, c)[:, None] * c.K + k[None, :]
+    async_load(keys, of_key, mask=(record < records)[:, None] & (k < c.K)[None, :])
+
+
+@gluon.jit
 def _fetch(shared, i, cursor, tile, a, c: gl.constexpr):
     """Start copying a state tile, its probes and old updates into shared memory; zeros for what lies outside."""
-    slot, n, first, records, _ = _unpack(cursor)
+    slot, n, first, records, flush = _unpack(cursor)
     row, head, tile_v = _place(tile, a, c)
     L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
     inside = (v < c.V)[:, None] & (k < c.K)[None, :]
     async_load(shared.states.index(i), _state_at(a, slot, head, v, k, c), mask=inside)
-    LP: gl.constexpr = c.lines(c.KP, a.x.k.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    LP: gl.constexpr = c.lines(c.KP, shared.probes.dtype.primitive_bitwidth, gl.num_warps())
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, LP))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LP))
     of = column // c.PROBES
-    h = head // c.GROUP
-    of_p = a.x.q + row * a.x_step.q[0] + (of * a.x_step.q[1] + h * a.x_step.q[2])
-    if not c.MAMBA:
-        of_k = a.x.k + row * a.x_step.k[0] + (of * a.x_step.k[1] + h * a.x_step.k[2])
-        of_p = gl.where(column % 2 == 1, of_p, of_k)
+    if c.CHANNELS:
+        of_p = _vectors_at(a, row, head, c) + column * c.K
+    else:
+        h = head // c.GROUP
+        of_p = a.x.q + row * a.x_step.q[0] + (of * a.x_step.q[1] + h * a.x_step.q[2])
+        if not c.MAMBA:
+            of_k = a.x.k + row * a.x_step.k[0] + (of * a.x_step.k[1] + h * a.x_step.k[2])
+            of_p = gl.where(column % 2 == 1, of_p, of_k)
     async_load(shared.probes.index(i), of_p[:, None] + k[None, :], mask=(of < n)[:, None] & (k < c.K)[None, :])
     if c.HP > 0:
         of_c = _updates_at(a, slot, head, c)
@@ -151,7 +186,8 @@ def _fetch(shared, i, cursor, tile, a, c: gl.constexpr):
         v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(0, LC))
         held = (record < records)[:, None] & (v < c.V)[None, :]
         async_load(shared.updates.index(i), of_c + _ring(first + record, c)[:, None] * c.V + v[None, :], mask=held)
-    async_copy.commit_group()
+        if flush != 0:
+            _fetch_keys(shared.keys.index(i), cursor, tile, a, c)
 
 
 @gluon.jit
@@ -159,14 +195,19 @@ def _load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """What a tile needs besides, in the fragments that use it: scale, past, solve and the values v (or x)."""
     _, n, _, _, _ = _unpack(cursor)
     row, head, tile_v = _place(tile, a, c)
-    of_w = a.coefficients + (row * c.HV + head) * c.COEFFICIENTS
+    of_w = a.w.heads + (row * c.HV + head) * c.COEFFICIENTS
     scale = gl.load(of_w + c.SCALE + gl.arange(0, c.NC, layout=gl.SliceLayout(0, M)))
     past = scale
+    weight = scale
+    total = 0.0
     LW: gl.constexpr = gl.DotOperandLayout(1, M, 4)
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LW))
     if c.HP > 0:
         record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LW))
         past = gl.load(of_w + column[None, :] * c.HP + record[:, None])
+        record = gl.arange(0, c.HP, layout=gl.SliceLayout(0, gl.DotOperandLayout(0, M, 4)))
+        weight = gl.load(of_w + c.FOLD + record)
+        total = gl.load(of_w + c.TOTAL)
     if c.MAMBA:
         WIDE: gl.constexpr = max(16, c.TP)
         token = gl.arange(0, WIDE, layout=gl.SliceLayout(1, LW))
@@ -179,18 +220,18 @@ def _load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
         token = gl.arange(0, c.TP, layout=gl.SliceLayout(1, LZ))
         column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LZ))
         solve = gl.load(of_w + c.SOLVE + column[None, :] * c.TP + token[:, None])
-        LV: gl.constexpr = c.tokens(gl.num_warps())
+        LV: gl.constexpr = c.tokens()
         token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, LV))
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LV))
     of_v = a.x.v + row * a.x_step.v[0] + (token * a.x_step.v[1] + head * a.x_step.v[2])[None, :] + v[:, None]
     value = gl.load(of_v, mask=(token < n)[None, :] & (v < c.V)[:, None], other=0.0)
-    return scale, past, solve, value
+    return scale, past, solve, value, weight, total
 
 
 @gluon.jit
 def _see(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
     """What every probe sees of state and records [BV, NC]."""
-    scale, past, _, _ = loaded
+    scale, past, _, _, _, _ = loaded
     states = shared.states.index(i)
     probes = shared.probes.index(i).permute((1, 0))
     WIDTH: gl.constexpr = 8 if c.wide(states.dtype, probes.dtype) else 4
@@ -243,33 +284,32 @@ def _store(update, o, cursor, tile, a, c: gl.constexpr):
 
 
 @gluon.jit
-def _fold(shared, i, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """Store the state behind all records, total * S + sum of weight_j c_j k_j^T: summed in fp32, rounded once."""
-    slot, _, first, records, _ = _unpack(cursor)
+    slot, _, _, _, _ = _unpack(cursor)
     row, head, tile_v = _place(tile, a, c)
-    LC: gl.constexpr = gl.DotOperandLayout(0, M, 4)
-    L: gl.constexpr = c.lines(c.KP, a.rec.k.dtype.element_ty.primitive_bitwidth, gl.num_warps())
     PART: gl.constexpr = 32
     PARTS: gl.constexpr = c.KP // PART
-    record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, L))
-    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
-    of_key = a.rec.k + slot * a.rec_step.k + (head // c.GROUP) * (c.R * c.K) + _ring(first + record, c) * c.K
-    held = (record < records)[:, None] & (k < c.K)[None, :]
-    shared.keys.store(gl.load(of_key[:, None] + k[None, :], mask=held, other=0.0))
-    of_w = a.coefficients + (row * c.HV + head) * c.COEFFICIENTS
-    total = gl.load(of_w + c.TOTAL)
-    weight = gl.load(of_w + c.FOLD + gl.arange(0, c.HP, layout=gl.SliceLayout(0, LC)))
-    old = shared.updates.index(i).permute((1, 0)).load(LC).to(gl.float32) * weight[None, :]
     states = shared.states.index(i)
+    parts = ()
     for j in gl.static_range(PARTS):
-        keys = shared.keys.slice(j * PART, PART, 1).load(gl.DotOperandLayout(1, M, 4))
+        parts = parts + (states.slice(j * PART, PART, 1).load(M),)
+    old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, 4)).to(gl.float32)
+    old = old * loaded[4][None, :]
+    for j in gl.static_range(PARTS):
+        keys = shared.keys.index(i).slice(j * PART, PART, 1).load(gl.DotOperandLayout(1, M, 4))
         added = product(old, keys, gl.full([c.BV, PART], 0.0, gl.float32, layout=M))
-        part = states.slice(j * PART, PART, 1)
-        part.store((part.load(M).to(gl.float32) * total + added).to(states.dtype))
-    LS: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LS))
-    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LS))
-    gl.store(_state_at(a, slot, head, v, k, c), states.load(LS), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
+        if c.CHANNELS:
+            k = j * PART + gl.arange(0, PART, layout=gl.SliceLayout(0, M))
+            of_total = _vectors_at(a, row, head, c) + (c.NC + c.HP) * c.K
+            part = parts[j].to(gl.float32) * gl.load(of_total + k, mask=k < c.K, other=0.0)[None, :] + added
+        else:
+            part = parts[j].to(gl.float32) * loaded[5] + added
+        states.slice(j * PART, PART, 1).store(part.to(states.dtype))
+    L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
+    gl.store(_state_at(a, slot, head, v, k, c), states.load(L), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
 
 
 @gluon.jit
@@ -295,7 +335,7 @@ def _answer(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr
         _store(update, o, cursor, tile, a, c)
     if c.HP > 0:
         if (cursor >> 18) & 1 != 0:
-            _fold(shared, i, cursor, tile, a, M, c)
+            _fold(shared, i, loaded, cursor, tile, a, M, c)
 
 
 @gluon.jit
@@ -303,41 +343,39 @@ def window(a, c: gl.constexpr):
     """Answer the probes, store c (or x) and o, then fold the records if due, for every tile (row, value head, V)."""
     M: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8])
     STATE: gl.constexpr = a.state.dtype.element_ty
-    ACT: gl.constexpr = a.x.k.dtype.element_ty
+    PROBE: gl.constexpr = gl.float32 if c.CHANNELS else a.x.k.dtype.element_ty
     UPDATE: gl.constexpr = _updates_at(a, 0, 0, c).dtype.element_ty
-    SWIZZLED: gl.constexpr = c.swizzled(c.wide(STATE, ACT))
     PAST: gl.constexpr = max(c.HP, 16)
+    BUFFERS: gl.constexpr = 2
     shared = Shared(
-        gl.allocate_shared_memory(STATE, [c.STAGES, c.BV, c.KP], SWIZZLED),
-        gl.allocate_shared_memory(ACT, [c.STAGES, c.NC, c.KP], SWIZZLED),
-        gl.allocate_shared_memory(UPDATE, [c.STAGES, PAST, c.BV], gl.SwizzledSharedLayout(8, 4, 4, [1, 0])),
-        gl.allocate_shared_memory(ACT, [PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
+        gl.allocate_shared_memory(STATE, [BUFFERS, c.BV, c.KP], c.swizzled(STATE, PROBE)),
+        gl.allocate_shared_memory(PROBE, [BUFFERS, c.NC, c.KP], c.swizzled(STATE, PROBE)),
+        gl.allocate_shared_memory(UPDATE, [BUFFERS, PAST, c.BV], gl.SwizzledSharedLayout(8, 4, 4, [1, 0])),
+        gl.allocate_shared_memory(PROBE, [BUFFERS, PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
+        gl.allocate_shared_memory(gl.int64, [CURSORS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )
     tile = gl.program_id(0)
     step = gl.num_programs(0)
-    cursor = _cursor(tile, a, c)
-    next = _cursor(tile + step, a, c)
-    ahead = next
+    for i in gl.static_range(3):
+        _fetch_cursor(shared, i, tile + i * step, a, c)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    cursor = _cursor(shared, 0)
     _fetch(shared, 0, cursor, tile, a, c)
-    if c.STAGES > 2:
-        _fetch(shared, 1, next, tile + step, a, c)
-        ahead = _cursor(tile + 2 * step, a, c)
+    async_copy.commit_group()
     loaded = _load(cursor, tile, a, M, c)
-    full = 0
-    free = c.STAGES - 1
+    i = 0
     while tile < a.tiles:
-        farthest = tile + (c.STAGES - 1) * step
-        _fetch(shared, free, ahead, farthest, a, c)
+        next = _cursor(shared, i + 1)
+        _fetch(shared, (i + 1) % BUFFERS, next, tile + step, a, c)
+        _fetch_cursor(shared, i + 3, tile + 3 * step, a, c)
+        async_copy.commit_group()
         upcoming = _load(next, tile + step, a, M, c)
-        farther = _cursor(farthest + step, a, c)
-        async_copy.wait_group(c.STAGES - 1)
+        async_copy.wait_group(1)
         if cursor & 63 != 0:
-            _answer(shared, full, loaded, cursor, tile, a, M, c)
+            _answer(shared, i % BUFFERS, loaded, cursor, tile, a, M, c)
         else:
             _silence(tile, a, c)
         cursor, loaded = next, upcoming
-        next = ahead if c.STAGES > 2 else farther
-        ahead = farther
-        full = gl.where(full == c.STAGES - 1, 0, full + 1)
-        free = gl.where(free == c.STAGES - 1, 0, free + 1)
+        i += 1
         tile += step

@@ -16,6 +16,14 @@ class Cursors(NamedTuple):
     limit: Any
 
 
+class Couplings(NamedTuple):
+    """What the coupling kernels hand to the window kernel."""
+
+    heads: Any  # [B, HV, COEFFICIENTS] fp32
+    vectors: Any  # [B, HV, VECTORS, K] fp32, for decays per channel
+    cursors: Any  # [B] int64, packed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """A geometry, the padded sizes of a window and its history, and a tile.
@@ -24,8 +32,9 @@ class Shape:
     side, and q alone for Mamba2.
     """
 
-    MAMBA: bool
+    ARCH: str
     SOFTPLUS: bool
+    BOUND: float | None
     H: int
     HV: int
     K: int
@@ -36,7 +45,15 @@ class Shape:
     HP: int  # most committed records, padded; 0: there is no history
     BV: int  # rows of V in a tile
     HEADS: int  # value heads of a coupling program
-    STAGES: int = 2  # state tiles in shared memory
+
+    @property
+    def MAMBA(self) -> bool:
+        return self.ARCH == "mamba2"
+
+    @property
+    def CHANNELS(self) -> bool:
+        """Whether decays are per channel."""
+        return self.ARCH == "kda"
 
     @property
     def PROBES(self) -> int:
@@ -87,26 +104,32 @@ class Shape:
         """Numbers per value head, in whole 16 bytes."""
         return self.TOTAL + 4
 
+    # one value head's vectors, where decays are per channel: probes [NC], keys to fold [HP], total
+    @property
+    def VECTORS(self) -> int:
+        return self.NC + self.HP + 1
+
+    # layouts of the Gluon kernel
     def lines(self, width: int, bits: int, warps: int) -> gl.BlockedLayout:
         """[rows, width] in pieces of 16 bytes."""
         piece = 128 // bits
         across = min(32, width // piece)
         return gl.BlockedLayout([1, piece], [32 // across, across], [warps, 1], [1, 0])
 
-    def swizzled(self, wide: bool) -> gl.SwizzledSharedLayout:
-        """[rows, KP] so that eight rows of a fragment lie in different banks."""
-        piece = 32 if wide else 16
-        return gl.SwizzledSharedLayout(piece, 1, min(8, self.KP // piece), [1, 0])
-
-    def wide(self, state: object, act: object) -> bool:
+    def wide(self, state: object, probe: object) -> bool:
         """Whether state and probes meet as they are, in 16 bits."""
-        return state == act and state != gl.float32
+        return state == probe and state != gl.float32
+
+    def swizzled(self, state: object, probe: object) -> gl.SwizzledSharedLayout:
+        """[rows, KP] so that eight rows of a fragment lie in different banks."""
+        piece = 32 if self.wide(state, probe) else 16
+        return gl.SwizzledSharedLayout(piece, 1, min(8, self.KP // piece), [1, 0])
 
     def columns(self, warps: int) -> gl.BlockedLayout:
         """[BV, tokens], four neighbours of V in a thread."""
         return gl.BlockedLayout([4, 1], [self.BV // 4, 128 // self.BV], [1, warps], [0, 1])
 
-    def tokens(self, warps: int) -> gl.DistributedLinearLayout:
+    def tokens(self) -> gl.DistributedLinearLayout:
         """[BV, TP] as the even columns of an [BV, 2 TP] accumulator lie in registers."""
         t = [1 << i for i in range((self.TP - 1).bit_length())]
         v = [1 << i for i in range((self.BV - 1).bit_length())]
