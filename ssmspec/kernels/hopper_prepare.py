@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ssmspec.kernels.hopper_tile import bits, power_of_2
+from ssmspec.kernels.hopper_tile import bits, power_of_2, revision
 from ssmspec.kernels.hopper_verify import BASE, COUNT, FLUSH, SLOT
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
+
+
+REVISION = revision(__file__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class PrepareShape:
     ENDS: bool = False
     HEADS: int = 8
     WARPS: int = 4
+    REVISION: str = REVISION
 
     @property
     def WINDOW(self) -> int:

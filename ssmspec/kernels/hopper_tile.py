@@ -7,8 +7,10 @@ same order as plain Triton, most of them inside the thread.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -40,6 +42,14 @@ def power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def revision(path: str) -> str:
+    """Of a source file. Triton's cache on disk does not see the code of layouts, so it is compiled in by this."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+REVISION = revision(__file__)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What a verify kernel is compiled for."""
@@ -56,8 +66,9 @@ class Shape:
     CHUNK: int  # neighbouring keys of a thread: 16 bytes of state, as plain Triton has it
     ORDER: Order
     BV: int = 64
-    LANES: int = 4  # over K
+    LANES: int = 8  # over K
     WARPS: int = 4
+    REVISION: str = REVISION
 
     @property
     def WINDOW(self) -> int:

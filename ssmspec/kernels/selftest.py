@@ -40,8 +40,9 @@ class Finding:
     sentence: str
 
 
-@triton.jit
-def plain_window(  # type: ignore[no-untyped-def]
+# T = 1 as a constant would unroll the loop, and give other bits than a loop has
+@triton.jit(do_not_specialize=["T"])
+def plain_window(
     x,
     strides,
     A_log,
