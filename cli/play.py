@@ -92,15 +92,21 @@ def play(
 
 def _play(name: str, stream: TextIO, policies: list[str], tell: Callable[[str], None]) -> Played:
     """A complaint names the line of the script."""
-    from ssmspec.measure import exact
+    from ssmspec.measure import exact, judge
 
-    script = Script(stream)
+    script, seen = Script(stream), list[Event]()
+
+    def kept() -> Iterator[Event]:
+        for event in script.events():
+            seen.append(event)
+            yield event
+
     try:
         script.begin()
         mode = script.setup.window.mode
         results = exact.play(
             script.setup,
-            script.events(),
+            kept(),
             [mode],
             ["native", *policies],
             oracle=False,
@@ -110,4 +116,11 @@ def _play(name: str, stream: TextIO, policies: list[str], tell: Callable[[str], 
         raise UsageError(f"{name}: {error}") from None
     except (ValueError, SlotError) as error:
         raise UsageError(f"{name}: line {script.line}: {error}") from None
-    return Played(script=name, setup=script.setup, events=script.count, results=tuple(results))
+    failure = judge.check(script.setup, policies, seen)
+    return Played(
+        script=name,
+        setup=script.setup,
+        events=script.count,
+        results=tuple(results),
+        wrong=failure.text if failure else None,
+    )

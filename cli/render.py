@@ -143,6 +143,8 @@ def show_played(console: Console, played: Played) -> None:
         for e in played.results
     ]
     table.show(console, table.squared(found), ["policy"])
+    if played.wrong:
+        console.print(Text(played.wrong, "red"))
 
 
 def _why(e: "Exactness") -> str:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from ssmspec import layout
 from ssmspec.geometry import Arch, DType, Mode
 from ssmspec.kernels.conv import ConvWindow
-from ssmspec.measure import soak
+from ssmspec.measure import judge, soak
 from ssmspec.measure.ledger import repaired
 from ssmspec.measure.lives import Life, draw_setup
 from ssmspec.measure.shrink import shrink
@@ -188,19 +188,20 @@ def test_a_planted_bug_is_found_and_shrunk(
         assert found is not None
         assert len(found.script) <= 14
         assert len(found.script) < found.drawn
-        assert soak.play(found.setup, found.policies, found.script)[1] == found.failure
-    assert soak.play(found.setup, found.policies, found.script)[1] is None
+        assert judge.play(found.setup, found.policies, found.script)[1] == found.failure
+    assert judge.play(found.setup, found.policies, found.script)[1] is None
 
 
+@pytest.mark.parametrize("bug", [moved_without_folding, rejected_inputs_kept], ids=lambda bug: bug.__name__)
 def test_the_command_writes_a_script_that_play_reproduces(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def run(app: Any, *args: str) -> Any:
         return CliRunner().invoke(app, [*args], env={"COLUMNS": "200"})
 
     script = tmp_path / "found.jsonl"
     with monkeypatch.context() as patch:
-        moved_without_folding(patch)
+        bug(patch)
         result = run(app, "--events", "2000", "--seed", "0", "-o", str(script))
         assert result.exit_code == 1
         assert "one went wrong" in result.stdout

@@ -49,6 +49,7 @@ class Past:
 
     @classmethod
     def of(cls, g: Geometry, layer: Layer, slot: int, base: int, count: int, mask: int) -> "Past":
+        assert 0 <= count <= layer.capacity, f"slot {slot} has {count} records in a ring of {layer.capacity}"
         positions = [(base + j) % layer.capacity for j in range(count)]
         tokens = [recorded(g, layer, slot, p) for p in positions]
         return cls(tokens, [bool(mask >> p & 1) for p in positions])

@@ -92,11 +92,12 @@ class Played:
     setup: Setup
     events: int
     results: "tuple[Exactness, ...]"
+    wrong: str | None = None  # what a soak says of it
 
     @property
     def ok(self) -> bool:
         """What must be equal is."""
-        return all(e.ok for e in self.results)
+        return self.wrong is None and all(e.ok for e in self.results)
 
     def json(self) -> str:
         found = {
@@ -106,6 +107,7 @@ class Played:
             "script": self.script,
             "setup": json.loads(self.setup.dump()),
             "events": self.events,
+            "wrong": self.wrong,
             "environment": asdict(record()),
             "policies": [
                 {"policy": e.policy, "mode": e.mode, "expected": asdict(e.expected), **exact_data(e)}
