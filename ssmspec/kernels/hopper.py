@@ -1,4 +1,4 @@
-"""Backend of Gluon kernels for GDN with K = V = 128: the bits of plain Triton in a quarter of its instructions.
+"""Gluon kernels for GDN with K = V = 128: the bits of plain Triton's kernel, three to four times as fast.
 
 Two launches per window: ``prepare_window`` for what all tiles share, and the persistent ``verify_window``.
 """
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
+from ssmspec.kernels.hopper_fetch import Inputs, Prepared, Records
 from ssmspec.kernels.hopper_prepare import PrepareShape, prepare_window
 from ssmspec.kernels.hopper_tile import Order, Shape, power_of_2
-from ssmspec.kernels.hopper_verify import Inputs, Prepared, Records, verify_window
+from ssmspec.kernels.hopper_verify import verify_window
 
 HEAD = 128  # K and V
 MAX_LEN = 16

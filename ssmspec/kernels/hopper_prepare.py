@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, SLOT
 from ssmspec.kernels.hopper_tile import bits, power_of_2, revision
-from ssmspec.kernels.hopper_verify import BASE, COUNT, FLUSH, SLOT
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
 

@@ -91,7 +91,7 @@ class Shape:
         """The bits of a row that a thread, its lanes and its warps have.
 
         Rows 16 and 8 apart share a thread, so that the compiler knows of nearly every register whether its row is a
-        swapped one. Rows 4 apart sit in neighbouring lanes, which keeps 16-byte shared loads free of conflicts.
+        swapped one.
         """
         rows = [r for r in (16, 8, 4, 2, 1, 32, 64) if r < self.BV]
         lanes = 5 - len(bits(self.LANES))

@@ -15,8 +15,8 @@ from torch import Tensor
 from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels import hopper
 from ssmspec.kernels.base import History, Layer, LayerParams, Noise, Tokens, Verify
+from ssmspec.kernels.hopper_fetch import Inputs
 from ssmspec.kernels.hopper_tile import Order
-from ssmspec.kernels.hopper_verify import Inputs
 from ssmspec.pool import storage
 
 ROWS = 2  # of the trial batch
