@@ -1,6 +1,5 @@
-"""Fast mode's verify: one launch for the couplings of the tokens, one for the window."""
+"""Fast mode's verify: one launch for what the tokens do to each other, one for the window."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,53 +11,176 @@ from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import fast_channels, fast_couplings, fast_dot, fast_mma
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.fast_shape import Couplings, Cursors, Shape
+from ssmspec.kernels.fast_tile import Call
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs
 
-OPTS={}
-def make_verify(g: Geometry, w: Window, twin=None, opts=None, do=3) -> Verify:
-    """Verify as base.Verify says, through matrix products; keeps no snapshots."""
-    opts = opts or {}
-    interpreted = triton.knobs.runtime.interpret
-    operand = tl.float32 if interpreted else getattr(tl, g.act_dtype)
-    twin = interpreted if twin is None else twin
-    mamba = g.arch is Arch.MAMBA2
+WARPS = 4
+MAX_REGISTERS = {
+    2: 168,
+    4: None,
+}  # by bytes per element of state: three programs fit on a multiprocessor, or two
+REGISTERS_A_PROCESSOR = 65536
+SHARED_A_PROCESSOR, SHARED_RESERVED = 227 * 1024, 1024  # bytes; the latter per program
+LEAST_PAST = 16  # records: the depth of a product
+
+
+def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
+    """Verify through matrix products, at fp32 grade; ``exact`` where snapshots are asked for.
+
+    A row that overfills its ring answers from the old checkpoint and its records, and is folded afterwards.
+    """
     programs: dict[Any, int] = {}
 
-    def verify(layer: Layer, x: Tokens, rows: Tensor, lens: Tensor, *, history: History | None = None, snapshots: Tensor | None = None, noise: Noise | None = None) -> Tensor:
-        assert snapshots is None
-        batch, length = x.v.shape[:2]
+    def verify(
+        layer: Layer,
+        x: Tokens,
+        rows: Tensor,
+        lens: Tensor,
+        *,
+        history: History | None = None,
+        snapshots: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        if snapshots is not None:
+            return exact(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
+        assert noise is None
         out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
-        if not batch:
-            return out
-        least = (8 if twin else 4) * (2 if mamba else 1)
-        warps = 4
-        while warps > 1 and g.head_v % (16 * warps):
-            warps //= 2
-        c = Shape(ARCH=str(g.arch), SOFTPLUS=g.dt_softplus, BOUND=g.gate_lower_bound, H=g.num_k_heads, HV=g.num_v_heads, K=g.head_k, V=g.head_v,
-            T=length, R=layer.capacity, TP=max(least, triton.next_power_of_2(length)), HP=triton.next_power_of_2(max(history.limit, length, 16)) if history else 0, BV=16 * warps, HEADS=min(g.group, 4) if g.arch is not Arch.KDA else 1)
-        at = Cursors(rows, lens, history.base if history else None, history.count if history else None, history.limit if history else 0)
-        t = (x.q, x.k, x.v, x.a, x.b)
-        inputs, strides = Inputs(*t), Inputs(*(None if y is None else y.stride()[:3] for y in t))
-        rec, steps = Records(**layer.records), Records(**{n: f.stride(0) for n, f in layer.records.items()})
-        f32 = lambda *s: torch.empty(*s, dtype=torch.float32, device=out.device)
-        to = Couplings(f32(batch, c.HV, c.COEFFICIENTS), f32(batch, c.HV, c.VECTORS, c.K) if c.CHANNELS else None, torch.empty(batch, dtype=torch.int64, device=out.device))
-        p = layer.params
-        if do & 1:
-            k = fast_channels.couple if c.CHANNELS else fast_couplings.couple
-            k[(batch * c.HV // c.HEADS,)](to, inputs, strides, p.A_log, p.dt_bias, p.D, at, rec, steps, operand, c, num_warps=opts.get("cw", 4 if c.CHANNELS else 1), **({'maxnreg': opts['cr']} if opts.get('cr') else {}))
-        tiles = batch * c.HV * c.BLOCKS
-        if do & 2:
-            if twin:
-                fast_dot.window[(tiles,)](layer.state, layer.state.stride(0), to, inputs, strides, out, at, rec, steps, operand, c, num_warps=4)
+        if out.shape[0]:
+            tuned = _tuned(g, layer, x)
+            call = _call(g, layer, x, _shape(g, w, layer, x, history, tuned), out)
+            at = Cursors(
+                rows.contiguous(),
+                lens.contiguous(),
+                None if history is None else history.base,
+                None if history is None else history.count,
+                0 if history is None else history.limit,
+            )
+            _couple(g, layer, call[0], at, call[1])
+            if tuned:
+                _multiply(*call, programs)
             else:
-                call = fast_mma.Call(layer.state, layer.state.stride(0), to, inputs, strides, out, rec, steps, tiles)
-                kw = {"maxnreg": opts["reg"]} if opts.get("reg") else {}
-                if c not in programs:
-                    k = fast_mma.window.warmup(call, c, grid=(1,), num_warps=warps, **kw)
-                    k._init_handles()
-                    programs[c] = min(65536 // (k.n_regs * 32 * warps), 232448 // (k.metadata.shared + 1024)) * torch.cuda.get_device_properties(0).multi_processor_count
-                fast_mma.window[(min(tiles, programs[c]),)](call, c, num_warps=warps, **kw)
+                _multiply_anywhere(*call, at, _operand(g))
         return out
 
     return verify
+
+
+def _operand(g: Geometry) -> tl.dtype:
+    """What 16-bit activations are multiplied in. The interpreter multiplies no bf16."""
+    return tl.float32 if triton.knobs.runtime.interpret else getattr(tl, g.act_dtype)
+
+
+def _tuned(g: Geometry, layer: Layer, x: Tokens) -> bool:
+    """Whether the Gluon kernel serves: it copies whole rows in pieces of 16 bytes and takes K in parts of 64."""
+    rows = (layer.state, layer.records["k"], layer.records["x" if g.arch is Arch.MAMBA2 else "c"])
+    steps = (*x.q.stride()[:3], *x.k.stride()[:3], *(t.stride(0) for t in rows))
+    return (
+        x.v.is_cuda
+        and g.head_k % 16 == g.head_v % 16 == 0
+        and g.head_k > 32
+        and all(n % 16 == 0 for n in steps)
+        and all(t.data_ptr() % 16 == 0 for t in (x.q, x.k, *rows))
+    )
+
+
+def _shape(g: Geometry, w: Window, layer: Layer, x: Tokens, history: History | None, tuned: bool) -> Shape:
+    probes = 1 if g.arch is Arch.MAMBA2 else 2
+    tokens, warps = x.v.shape[1], WARPS
+    while tuned and warps > 1 and g.head_v % (16 * warps):
+        warps //= 2
+    longest = max(history.limit, w.max_len, LEAST_PAST) if history else 0
+    return Shape(
+        ARCH=str(g.arch),
+        SOFTPLUS=g.dt_softplus,
+        BOUND=g.gate_lower_bound,
+        H=g.num_k_heads,
+        HV=g.num_v_heads,
+        K=g.head_k,
+        V=g.head_v,
+        T=tokens,
+        R=layer.capacity,
+        TP=max((8 if tuned else 16) // probes, triton.next_power_of_2(tokens)),
+        HP=triton.next_power_of_2(longest) if history else 0,
+        BV=16 * warps,
+        HEADS=1 if g.arch is Arch.KDA else next(n for n in (4, 2, 1) if g.group % n == 0),
+    )
+
+
+def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> tuple[Call, Shape]:
+    def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device=out.device)
+
+    batch, tokens = out.shape[0], (x.q, x.k, x.v, x.a, x.b)
+    assert all(t is None or t.stride(0) * batch < 2**31 for t in tokens), "inputs need 64-bit offsets"
+    assert layer.state[0].is_contiguous()
+    assert all(field[0].is_contiguous() for field in layer.records.values())
+    call = Call(
+        state=layer.state,
+        slot=layer.state.stride(0),
+        w=Couplings(
+            heads=new(batch, c.HV, c.COEFFICIENTS),
+            vectors=new(batch, c.HV, c.VECTORS, c.K) if c.CHANNELS else None,
+            cursors=new(batch, dtype=torch.int64),
+        ),
+        x=Inputs(*tokens),
+        x_step=Inputs(*(None if t is None else t.stride()[:3] for t in tokens)),
+        out=out,
+        rec=Records(**layer.records),
+        rec_step=Records(**{name: field.stride(0) for name, field in layer.records.items()}),
+        tiles=batch * c.HV * c.BLOCKS,
+    )
+    return call, c
+
+
+def _couple(g: Geometry, layer: Layer, call: Call, at: Cursors, c: Shape) -> None:
+    kernel = fast_channels.couple if c.CHANNELS else fast_couplings.couple
+    p = layer.params
+    kernel[(call.out.shape[0] * c.HV // c.HEADS,)](
+        call.w,
+        call.x,
+        call.x_step,
+        p.A_log,
+        p.dt_bias,
+        p.D,
+        at,
+        call.rec,
+        call.rec_step,
+        _operand(g),
+        c,
+        num_warps=1,
+        enable_fp_fusion=True,
+    )
+
+
+def _multiply(call: Call, c: Shape, programs: dict[Any, int]) -> None:
+    """As many programs as run at once; they walk over all tiles."""
+    warps = c.BV // 16
+    registers = MAX_REGISTERS[call.state.element_size()]
+    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
+    key = (c, call.state.dtype)
+    if key not in programs:
+        kernel = fast_mma.window.warmup(call, c, grid=(1,), **options)
+        by_registers = REGISTERS_A_PROCESSOR // ((registers or 255) * 32 * warps)
+        by_shared = SHARED_A_PROCESSOR // (kernel.metadata.shared + SHARED_RESERVED)
+        processors = torch.cuda.get_device_properties(call.out.device).multi_processor_count
+        programs[key] = max(1, min(by_registers, by_shared)) * processors
+    fast_mma.window[(min(call.tiles, programs[key]),)](call, c, **options)
+
+
+def _multiply_anywhere(call: Call, c: Shape, at: Cursors, operand: tl.dtype) -> None:
+    fast_dot.window[(call.tiles,)](
+        call.state,
+        call.slot,
+        call.w,
+        call.x,
+        call.x_step,
+        call.out,
+        at,
+        call.rec,
+        call.rec_step,
+        operand,
+        c,
+        num_warps=WARPS,
+        enable_fp_fusion=True,
+    )

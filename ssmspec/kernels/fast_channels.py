@@ -103,7 +103,9 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     probes, on_keys, on_queries, norms = _window(of_k, of_q, of_gate, x_step, n, rate, bias, channel, c)
     tl.store(rec_norm + ring, norms, mask=(token < n) & (head % c.GROUP == 0))
     of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
-    beta = tl.load(x.b + row * x_step.b[0] + head * x_step.b[2] + token * x_step.b[1], mask=token < n, other=0.0)
+    beta = tl.load(
+        x.b + row * x_step.b[0] + head * x_step.b[2] + token * x_step.b[1], mask=token < n, other=0.0
+    )
     beta = sigmoid(beta.to(tl.float32))[None, :]
     rows = of_w + c.SOLVE + tl.arange(0, 1)
     updates, outputs = substitute(on_keys[None, :, :], on_queries[None, :, :], beta, rows, c)

@@ -51,7 +51,9 @@ def pack(slot, n, first, records, flush):
 @triton.jit
 def gram(x, y, OPERAND: tl.constexpr):
     """x [M, K], y [N, K] -> x y^T [M, N] fp32. Products of 16-bit activations are exact."""
-    return tl.dot(x.to(OPERAND), tl.trans(y.to(OPERAND)), input_precision="tf32x3" if OPERAND == tl.float32 else "tf32")
+    return tl.dot(
+        x.to(OPERAND), tl.trans(y.to(OPERAND)), input_precision="tf32x3" if OPERAND == tl.float32 else "tf32"
+    )
 
 
 @triton.jit
@@ -137,8 +139,12 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         past = tl.arange(0, c.HP)
         held = past < records
         ring = ring_at(first + past, c)
-        old = tl.load(of_keys + (ring * c.K)[:, None] + channel[None, :], mask=held[:, None] & in_k, other=0.0)
-        behind = tl.load(of_decay + ring_at(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0)
+        old = tl.load(
+            of_keys + (ring * c.K)[:, None] + channel[None, :], mask=held[:, None] & in_k, other=0.0
+        )
+        behind = tl.load(
+            of_decay + ring_at(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0
+        )
         oldest = tl.load(of_decay + first, mask=records > 0, other=1.0)
         if c.MAMBA:
             gains = tl.load(of_dt + ring[None, :], mask=held[None, :], other=0.0)
@@ -157,7 +163,9 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         wide = queries.to(tl.float32)
         q_norm = rsqrt(tl.sum(wide * wide, 1) + EPS) * c.QUERY
     ring = ring_at(first + records + token, c)
-    tl.store(of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=(live & (part == 0))[:, None] & in_k)
+    tl.store(
+        of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=(live & (part == 0))[:, None] & in_k
+    )
     dt, decay = _gates(raw, exp(rate.to(tl.float32))[:, None], bias.to(tl.float32)[:, None], c.SOFTPLUS)
     tl.store(of_decay + ring[None, :], decay, mask=live[None, :])
     upto = tl.associative_scan(decay, 1, multiply)
@@ -201,5 +209,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         tl.store(to_scale + probe, total * scale)
         if c.HP > 0:
             seen = old_on_queries if c.MAMBA or probe == 1 else old_on_keys
-            to_past = of_w[:, None, None] + ((token * c.PROBES + probe) * c.HP)[None, None, :] + past[None, :, None]
+            to_past = (
+                of_w[:, None, None] + ((token * c.PROBES + probe) * c.HP)[None, None, :] + past[None, :, None]
+            )
             tl.store(to_past, seen[None, :, :] * behind[:, :, None] * scale[:, None, :])

@@ -103,7 +103,9 @@ def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
     y += product(left, tl.load(of_solve, mask=starts[None, :], other=0.0), OPERAND)
     tl.store(to_out, tl.where((of < n)[None, :], y, 0.0).to(out.dtype.element_ty), mask=wanted)
     to_c = of_c + ring_at(ring_at(first + records, c) + of, c)[None, :] * c.V
-    tl.store(to_c, (v if c.MAMBA else y).to(updates.dtype.element_ty), mask=(starts & (of < n))[None, :] & in_v)
+    tl.store(
+        to_c, (v if c.MAMBA else y).to(updates.dtype.element_ty), mask=(starts & (of < n))[None, :] & in_v
+    )
 
     if c.HP > 0:
         if flush:

@@ -1,0 +1,215 @@
+"""Where the tiles of fast mode's Gluon kernel lie in memory, and how they get in and out.
+
+What a tile needs next is on its way while the tile before it is computed: state, probes, old updates and keys into
+shared memory, coefficients and values into the fragments that use them.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ssmspec.kernels.hopper_tile import async_load
+
+
+class Call(NamedTuple):
+    """Arguments of the kernel."""
+
+    state: Any
+    slot: Any  # elements of state per slot
+    w: Any  # Couplings
+    x: Any
+    x_step: Any
+    out: Any  # [B, T, HV, V]
+    rec: Any
+    rec_step: Any
+    tiles: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory: two of each, one of which is filled while the other is used, and a ring of cursors."""
+
+    states: Any  # [BV, KP]
+    probes: Any  # [NC, KP]
+    updates: Any  # [HP, BV]
+    keys: Any  # [HP, KP], of rows that will be folded
+    cursors: Any  # [1]
+
+
+CURSORS = gl.constexpr(4)
+
+
+@gluon.jit
+def place(tile, a, c: gl.constexpr):
+    """Batch row, value head and first row of V of a tile; behind the last tile those of the last."""
+    at = gl.minimum(tile, a.tiles - 1).to(gl.uint32)
+    row = (at // (c.HV * c.BLOCKS)).to(gl.int32)
+    return row, ((at // c.BLOCKS) % c.HV).to(gl.int32), ((at % c.BLOCKS) * c.BV).to(gl.int32)
+
+
+@gluon.jit
+def fetch_cursor(shared, i, tile, a, c: gl.constexpr):
+    """Start copying a tile's cursor; through a register the whole warp would wait for it."""
+    row, _, _ = place(tile, a, c)
+    one = gl.arange(0, 1, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    async_load(shared.cursors.index(i % CURSORS), a.w.cursors + row + one)
+
+
+@gluon.jit
+def cursor_of(shared, i):
+    one = shared.cursors.index(i % CURSORS).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    return gl.max(one, 0)
+
+
+@gluon.jit
+def unpack(cursor):
+    """(slot, tokens, first record, records, flush) as fast_couplings.pack has them."""
+    low = cursor.to(gl.int32)
+    return cursor >> 24, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
+
+
+@gluon.jit
+def ring_at(position, c: gl.constexpr):
+    """position in 0 .. 2R - 1."""
+    return gl.where(position >= c.R, position - c.R, position)
+
+
+@gluon.jit
+def state_at(a, slot, head, v, k, c: gl.constexpr):
+    return a.state + slot * a.slot + (head * (c.V * c.K) + v[:, None] * c.K + k[None, :])
+
+
+@gluon.jit
+def updates_at(a, slot, head, c: gl.constexpr):
+    """The records of c, or x for Mamba2, [R, V]."""
+    updates = a.rec.x if c.MAMBA else a.rec.c
+    return updates + slot * (a.rec_step.x if c.MAMBA else a.rec_step.c) + head * (c.R * c.V)
+
+
+@gluon.jit
+def vectors_at(a, row, head, c: gl.constexpr):
+    return a.w.vectors + (row * c.HV + head) * (c.VECTORS * c.K)
+
+
+@gluon.jit
+def _fetch_keys(keys, cursor, tile, a, c: gl.constexpr):
+    """Start copying the keys of the records."""
+    slot, _, first, records, _ = unpack(cursor)
+    row, head, _ = place(tile, a, c)
+    L: gl.constexpr = c.lines(c.KP, keys.dtype.primitive_bitwidth, gl.num_warps())
+    record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
+    if c.CHANNELS:
+        of_key = vectors_at(a, row, head, c) + (c.NC + record)[:, None] * c.K + k[None, :]
+    else:
+        of_key = a.rec.k + slot * a.rec_step.k + (head // c.GROUP) * (c.R * c.K)
+        of_key = of_key + ring_at(first + record, c)[:, None] * c.K + k[None, :]
+    async_load(keys, of_key, mask=(record < records)[:, None] & (k < c.K)[None, :])
+
+
+@gluon.jit
+def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
+    """Start copying a state tile, its probes and old updates into shared memory; zeros for what lies outside."""
+    slot, n, first, records, flush = unpack(cursor)
+    row, head, tile_v = place(tile, a, c)
+    L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
+    inside = (v < c.V)[:, None] & (k < c.K)[None, :]
+    async_load(shared.states.index(i), state_at(a, slot, head, v, k, c), mask=inside)
+    LP: gl.constexpr = c.lines(c.KP, shared.probes.dtype.primitive_bitwidth, gl.num_warps())
+    column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, LP))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LP))
+    of = column // c.PROBES
+    if c.CHANNELS:
+        of_p = vectors_at(a, row, head, c) + column * c.K
+    else:
+        h = head // c.GROUP
+        of_p = a.x.q + row * a.x_step.q[0] + (of * a.x_step.q[1] + h * a.x_step.q[2])
+        if not c.MAMBA:
+            of_k = a.x.k + row * a.x_step.k[0] + (of * a.x_step.k[1] + h * a.x_step.k[2])
+            of_p = gl.where(column % 2 == 1, of_p, of_k)
+    async_load(
+        shared.probes.index(i), of_p[:, None] + k[None, :], mask=(of < n)[:, None] & (k < c.K)[None, :]
+    )
+    if c.HP > 0:
+        of_c = updates_at(a, slot, head, c)
+        LC: gl.constexpr = c.lines(c.BV, of_c.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+        record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LC))
+        v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(0, LC))
+        held = (record < records)[:, None] & (v < c.V)[None, :]
+        async_load(
+            shared.updates.index(i), of_c + ring_at(first + record, c)[:, None] * c.V + v[None, :], mask=held
+        )
+        if flush != 0:
+            _fetch_keys(shared.keys.index(i), cursor, tile, a, c)
+
+
+@gluon.jit
+def load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+    """What a tile needs besides, in the fragments that use it: scale, past, solve and the values v (or x)."""
+    _, n, _, _, _ = unpack(cursor)
+    row, head, tile_v = place(tile, a, c)
+    of_w = a.w.heads + (row * c.HV + head) * c.COEFFICIENTS
+    scale = gl.load(of_w + c.SCALE + gl.arange(0, c.NC, layout=gl.SliceLayout(0, M)))
+    past = scale
+    weight = scale
+    total = 0.0
+    LW: gl.constexpr = gl.DotOperandLayout(1, M, 4)
+    column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LW))
+    if c.HP > 0:
+        record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LW))
+        past = gl.load(of_w + column[None, :] * c.HP + record[:, None])
+        record = gl.arange(0, c.HP, layout=gl.SliceLayout(0, gl.DotOperandLayout(0, M, 4)))
+        weight = gl.load(of_w + c.FOLD + record)
+        total = gl.load(of_w + c.TOTAL)
+    LV: gl.constexpr = gl.DotOperandLayout(0, M, 4) if c.MAMBA else c.tokens()
+    if c.MAMBA:
+        WIDE: gl.constexpr = max(16, c.TP)
+        token = gl.arange(0, WIDE, layout=gl.SliceLayout(1, LW))
+        of_solve = of_w + c.SOLVE + column[None, :] * c.TP + token[:, None]
+        solve = gl.load(of_solve, mask=(token < c.TP)[:, None], other=0.0)
+        token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LV))
+    else:
+        LZ: gl.constexpr = gl.DotOperandLayout(1, M, 1)
+        token = gl.arange(0, c.TP, layout=gl.SliceLayout(1, LZ))
+        column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LZ))
+        solve = gl.load(of_w + c.SOLVE + column[None, :] * c.TP + token[:, None])
+        token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, LV))
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LV))
+    of_v = a.x.v + row * a.x_step.v[0] + (token * a.x_step.v[1] + head * a.x_step.v[2])[None, :] + v[:, None]
+    value = gl.load(of_v, mask=(token < n)[None, :] & (v < c.V)[:, None], other=0.0)
+    return scale, past, solve, value, weight, total
+
+
+@gluon.jit
+def store(update, o, cursor, tile, a, c: gl.constexpr):
+    """Updates [BV, tokens] behind the records; outputs [BV, tokens], zeros behind the window's end."""
+    slot, n, first, records, _ = unpack(cursor)
+    row, head, tile_v = place(tile, a, c)
+    L: gl.constexpr = c.columns(gl.num_warps())
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
+    o = gl.convert_layout(o.to(a.out.dtype.element_ty), L)
+    o = gl.where((token < n)[None, :], o, 0.0)
+    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
+    gl.store(of_out, o, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
+    of_c = updates_at(a, slot, head, c)
+    token = gl.arange(0, update.shape[1], layout=gl.SliceLayout(0, L))
+    update = gl.convert_layout(update.to(of_c.dtype.element_ty), L)
+    of_c = of_c + (ring_at(ring_at(first + records, c) + token, c) * c.V)[None, :] + v[:, None]
+    gl.store(of_c, update, mask=(token < n)[None, :] & (v < c.V)[:, None])
+
+
+@gluon.jit
+def silence(tile, a, c: gl.constexpr):
+    """A null row's outputs are zeros."""
+    L: gl.constexpr = c.columns(gl.num_warps())
+    row, head, tile_v = place(tile, a, c)
+    token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, L))
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
+    zeros = gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L)
+    gl.store(of_out, zeros, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
