@@ -20,7 +20,7 @@ from triton_lives import (
 )
 
 from ssmspec import layout, policies
-from ssmspec.geometry import DType, Mode, Window
+from ssmspec.geometry import DType, Window
 from ssmspec.kernels.base import Tokens
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]
@@ -137,7 +137,6 @@ REFUSED = [
     ({"store": "bf16-stochastic"}, W, "stochastic=True"),
     ({"read_dtype": DType.BF16}, W, "read_dtype=bfloat16"),
     ({"head_k": 512}, W, "head_k=512"),
-    ({}, replace(W, mode=Mode.FAST), "mode=fast"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The backend ``triton``: both primitives as plain Triton kernels, exact mode."""
+"""The backend ``triton``: both primitives as Triton kernels."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import gcd
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens, Verify
+from ssmspec.kernels.fast import make_verify
 from ssmspec.kernels.fold import VECTORS, Ports, fold
 from ssmspec.kernels.launch import Tile, fold_span, fold_tile, head_tile, power, window_tile
 from ssmspec.kernels.prepare import prepare
@@ -35,9 +36,7 @@ def make(g: Geometry, w: Window) -> Kernels:
         )
     if not 16 <= g.head_k <= 256:
         raise ValueError(f"backend=triton: head_k={g.head_k} is outside 16..256")
-    if w.mode not in VERIFY:
-        raise ValueError(f"backend=triton: mode={w.mode} is not one of {', '.join(VERIFY)}")
-    return Kernels(VERIFY[w.mode](g, w), _Fold(g))
+    return Kernels(_verify(g, w), _Fold(g))
 
 
 def _shape(g: Geometry, tile: Tile, ring: int) -> Shape:
@@ -177,7 +176,9 @@ def _scratch(g: Geometry, x: Tokens) -> Prepared:
     return Prepared(q, k, x.v, decay, room(batch, t, hv))
 
 
-VERIFY: dict[Mode, Callable[[Geometry, Window], Verify]] = {Mode.EXACT: _Exact}
+def _verify(g: Geometry, w: Window) -> Verify:
+    exact = _Exact(g, w)
+    return make_verify(g, w, exact) if w.mode is Mode.FAST else exact
 
 
 class _Fold:
