@@ -91,14 +91,28 @@ def test_stochastic_rounding_is_a_function_of_request_and_position(
         states[name] = rig.state().float()
     for same in (("4", "again"), ("4", "row"), ("2+2", "2+2 row")):
         assert torch.equal(*(states[s] for s in same))
-    native = Numeric("native", g, w, p, backend)
-    native.step(x, 4)
-    assert torch.equal(states["4"], native.state().float())
+    for name, cuts in (("4", [(0, 4)]), ("2+2", [(0, 2), (2, 4)])):
+        native = Numeric("native", g, w, p, backend)
+        for cut in cuts:
+            native.step(x.part(*cut), cut[1] - cut[0])
+        assert torch.equal(states[name], native.state().float())
     gap = (states["4"] - states["2+2"]).abs().max() / states["4"].abs().max()
     assert 0 < gap < 4 * torch.finfo(getattr(torch, state)).eps
     other = Numeric(policy, g, w, p, backend, seed=9)
     other.step(x, 4)
     assert not torch.equal(other.state().float(), states["4"]), "another request draws otherwise"
+
+
+@pytest.mark.parametrize("policy", ["recover", "every-step", "checkpointing"])
+def test_a_flush_moves_the_position_of_the_draws(policy: str, backend: str) -> None:
+    """L9: rings of four windows are folded and begun again, and native's bits are drawn on and on."""
+    g = shape(num_layers=1, state_dtype=DType.FP16, stochastic=True)
+    p, w = params(g, 0.9), Window(max_len=4, ring_len=16)
+    ours, native = (Numeric(name, g, w, p, backend) for name in (policy, "native"))
+    for i in range(12):
+        x = tokens(g, seed=i)
+        assert torch.equal(ours.step(x, 1 + i % 4), native.step(x, 1 + i % 4))
+        assert torch.equal(ours.state(), native.state())
 
 
 def test_acceptance_is_flat_over_time() -> None:
