@@ -12,6 +12,6 @@ interpret:  ## the Triton kernels, interpreted
 gpu:
 	$(PY) -m pytest -m gpu
 soak:       ## a million events against the oracle, and the slow tests
-	$(PY) -m pytest -m slow && .venv/bin/ssmspec soak --events 1000000
+	$(PY) -m pytest -m slow && .venv/bin/ssmspec soak --events 1000000 --jobs 2
 wheel:      ## what is shipped, works
 	rm -rf dist && $(PY) -m build -q --wheel && python3 -m venv .venv/wheel && .venv/wheel/bin/pip install -q torch==2.13.0 dist/*.whl && cd / && $(CURDIR)/.venv/wheel/bin/ssmspec compare traffic --json > /dev/null
