@@ -63,16 +63,16 @@ class Errors:
 
 
 def life(
-    name: str, g: Geometry, w: Window = W, *, steps: int, seed: int = 0, alike: float = 0.0
+    name: str, g: Geometry, w: Window = W, *, steps: int, looks: int = 1, alike: float = 0.0
 ) -> list[Errors]:
-    """The largest errors of outputs so far and the state's, every fifth of the steps; settling in between.
+    """The largest errors of outputs so far, and the state's, at each look; a look settles.
 
     Native is the same backend's, in exact mode.
     """
-    gen, slots = torch.Generator().manual_seed(seed), [3, 1]
+    gen, slots = torch.Generator().manual_seed(0), [3, 1]
     both = policy(name, g, w), policy("native", g, replace(w, mode=Mode.EXACT))
     for p in both:
-        start(p, slots, seed)
+        start(p, slots, seed=0)
     state = both[0].checkpoint(0)[ints(*slots)].double()
     errors, worst = [], [0.0, 0.0]
     for i in range(steps):
@@ -89,7 +89,7 @@ def life(
             assert not got[2].any(), "a null row's output is not zero"
             assert not torch.where(inside, 0, got[:2]).any(), "an output behind the window's end is not zero"
             worst[j] = max(worst[j], distance(torch.where(inside, got[:2], 0), want * inside))
-        if (i + 1) % max(1, steps // 5) == 0:
+        if (i + 1) % (steps // looks) == 0:
             for p in both:
                 p.settle(ints(*slots))
             ours, native = (distance(p.checkpoint(0)[ints(*slots)], state) for p in both)
@@ -121,7 +121,7 @@ CASES = (
 @pytest.mark.parametrize("name", RECORDING)
 def test_errors_are_those_of_native(name: str, gate: str, store: str, act: str) -> None:
     g = shape(gate, store, num_layers=1, act_dtype=DType(act))
-    for e in life(name, g, steps=10 if ON_GPU else 3):
+    for e in life(name, g, steps=20 if ON_GPU else 5):
         assert e.out <= 1.05 * e.native_out + CUT
         assert e.state <= 1.1 * e.native_state + CUT
 
@@ -134,7 +134,7 @@ def test_head_sizes_need_not_be_powers_of_two(k: int, v: int) -> None:
         (*_, e) = life(
             "checkpointing",
             shape(gate, num_layers=1, head_k=k, head_v=v, act_dtype=ACT),
-            steps=8 if ON_GPU else 2,
+            steps=12 if ON_GPU else 3,
         )
         assert e.out <= 1.05 * e.native_out + CUT
         assert e.state <= 1.1 * e.native_state + CUT
@@ -144,7 +144,9 @@ def test_head_sizes_need_not_be_powers_of_two(k: int, v: int) -> None:
 def test_windows_of_any_length(t: int) -> None:
     for gate in ("gdn", "kda", "mamba2") if ON_GPU else ("gdn",):
         w = Window(max_len=t, mode=Mode.FAST)
-        (*_, e) = life("checkpointing", shape(gate, num_layers=1, act_dtype=ACT), w, steps=8 if ON_GPU else 2)
+        (*_, e) = life(
+            "checkpointing", shape(gate, num_layers=1, act_dtype=ACT), w, steps=12 if ON_GPU else 3
+        )
         assert e.out <= 1.05 * e.native_out + CUT
         assert e.state <= 1.1 * e.native_state + CUT
 
@@ -157,7 +159,7 @@ def test_errors_do_not_grow_over_5000_tokens(gate: str, store: str, alike: float
     """Keys nearly collinear, betas nearly 1, decays nearly 1."""
     g = shape(gate, store, num_layers=1, num_k_heads=2, num_v_heads=2)
     errors = life(
-        "checkpointing", g, steps=2700, alike=alike
+        "checkpointing", g, steps=2700, looks=5, alike=alike
     )  # 1.9 tokens are accepted of a step, in each row
     for e in errors[1:]:
         assert e.state <= 2 * errors[0].state
