@@ -1,0 +1,70 @@
+"""Fast mode's kernels compile for sm_90 without a GPU: on tensor cores, without spills, two programs to a processor."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from shapes import geometry
+from test_triton_sm90 import step_once, usage
+
+from ssmspec.geometry import Mode, Window
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted, not compiled")
+
+SHARED_A_PROCESSOR, SHARED_RESERVED = (
+    227 * 1024,
+    1024,
+)  # bytes, the latter per program (CUDA's tuning guide of Hopper)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What every launch would have launched, by name."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from ssmspec.kernels import fast
+
+    kernels: dict[str, Any] = {}
+    launch = JITFunction.run
+
+    def compile_only(fn: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = launch(fn, *args, grid=grid, warmup=True, **options)
+        kernels[kernel.name] = kernel
+        return kernel
+
+    h200 = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", h200)
+    monkeypatch.setattr(fast, "_tuned", lambda *_: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
+    )
+    return kernels
+
+
+CASES = [("gdn", 4), ("gdn", 8), ("kda", 4), ("mamba2", 4)]  # the other two spill a few registers at 8
+
+
+@pytest.mark.parametrize("store", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("gate", "t"), CASES)
+def test_windows_compile_without_spills(
+    gate: str, store: str, t: int, compiled: dict[str, Any], tmp_path: Path
+) -> None:
+    g = geometry(gate, store, num_layers=1, head_k=128, head_v=64 if gate == "mamba2" else 128)
+    step_once("checkpointing", g, Window(max_len=t, mode=Mode.FAST))
+    window = compiled["window"]
+    assert "mma.sync" in window.asm["ptx"]
+    assert 2 * (window.metadata.shared + SHARED_RESERVED) <= SHARED_A_PROCESSOR
+    for name in ("window", "couple"):
+        used = usage(compiled[name], tmp_path)
+        assert used["STACK"] == 0, (name, used)
