@@ -13,6 +13,7 @@ from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure import exact
 from ssmspec.measure.lockstep import Contender, Lockstep, Pair
 from ssmspec.runtime.engine import Engine
+from ssmspec.runtime.setup import Setup
 from ssmspec.step import Step
 
 W = Window(max_len=4, ring_len=11, align=7)
@@ -23,7 +24,7 @@ def play(
     contenders: list[Contender], native: Contender, seed: int, events: int = 60, **engine: int
 ) -> list[Pair]:
     pairs: list[Pair] = []
-    lockstep = Lockstep(native, contenders, pairs.append, num_slots=24, **engine)
+    lockstep = Lockstep(native, contenders, pairs.append, Setup(slots=24, **engine))
     for event in Life(native.w, seed).events(events):
         lockstep.play(event)
     assert not lockstep.unmatched()
@@ -131,11 +132,12 @@ def test_both_copies_are_cast_from_the_same_unrounded_state(policy: str) -> None
     """From the same zero state the first window leads to the same unrounded state, however the anchor is stored."""
     copies = []
     for store in ("fp32", "fp16", "nvfp4"):
-        e = Engine(policy, geometry("gdn", store, read_dtype=DType.BF16), Window(max_len=4))
+        g = geometry("gdn", store, read_dtype=DType.BF16)
+        e = Engine(policy, Setup(geometry=g, window=Window(max_len=4))).layers
         e.policy.start(torch.tensor([1]), torch.tensor([0]))
         e.conv.reset(torch.tensor([1]))
         step = Step.of([1], [4], 4, accepted=[3], force_flush=[1])
-        x, a, b = e.content.inputs(0, [[1, 2, 3, 4]], 4)
+        x, a, b = next(e.content.inputs([[1, 2, 3, 4]], 4))
         packed = e.conv.verify(0, step, x, e.content.conv_weight[0])
         e.policy.verify(0, step, Tokens.unpack(e.g, packed, a, b))
         e.policy.accept(step.close())

@@ -17,6 +17,7 @@ from ssmspec.runtime import events as ev
 from ssmspec.runtime import exported
 from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.exported import Exported, ExportError, Header
+from ssmspec.runtime.setup import Setup
 
 W = Window(max_len=3, ring_len=8)
 SHAPES = {
@@ -30,7 +31,7 @@ SHAPES = {
 
 
 def engine(policy: str, g: Geometry, poison: int = 0xFF) -> Engine:
-    e = Engine(policy, g, W, num_slots=4, poison=poison)
+    e = Engine(policy, Setup(geometry=g, window=W, slots=4, poison=poison))
     for event in (
         ev.Admit(request="a", prompt=5),
         ev.Prefill(chunks={"a": 5}),
@@ -50,7 +51,7 @@ def of(policy: str = "checkpointing", g: Geometry = SHAPES["gdn"], settle: bool 
 
 
 def pool(policy: str = "checkpointing", g: Geometry = SHAPES["gdn"]) -> StatePool:
-    return engine(policy, g).pool
+    return engine(policy, g).layers.pool
 
 
 def bits(p: StatePool) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from ssmspec.runtime import setup
 from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.events import Event, ScriptError
 from ssmspec.runtime.lifecycle import LifecycleError
+from ssmspec.runtime.setup import Setup
 from ssmspec.runtime.slots import SlotError
 
 T = TypeVar("T")
@@ -140,15 +141,15 @@ START = [ev.Admit(request=r, prompt=2) for r in "ab"] + [ev.Prefill(chunks={"a":
 def test_events_in_any_order_are_played_or_refused_whole(policy: str, script: list[Event]) -> None:
     """A refusal changes nothing, and slots are conserved."""
     g = geometry("gdn", num_layers=1, num_k_heads=1, num_v_heads=1)
-    e = Engine(policy, g, Window(max_len=4, align=4), num_slots=4, poison=0xFF)
+    e = Engine(policy, Setup(geometry=g, window=Window(max_len=4, align=4), slots=4, poison=0xFF))
     for event in [*START, *script]:
-        before, bits = held(e), [t.clone() for t in e.pool.tensors.values()]
+        before, bits = held(e), [t.clone() for t in e.layers.pool.tensors.values()]
         _, refused = caught(lambda event=event: e.play(event), LifecycleError, SlotError)
         if refused:
             assert held(e) == before, event
             assert all(
                 torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-                for a, b in zip(bits, e.pool.tensors.values(), strict=True)
+                for a, b in zip(bits, e.layers.pool.tensors.values(), strict=True)
             ), event
         e.check_integrity()
 
@@ -183,8 +184,8 @@ def test_a_wide_layer_is_computed_in_short_chunks() -> None:
     """Memory is bounded where a script asks for a long prompt of a wide layer: 2**22 values at once."""
     g = geometry("gdn", num_layers=1, conv=Conv(channels=2**21))
     seen = []
-    e = Engine("recover", g, Window(max_len=1), num_slots=2, see=seen.append)
+    e = Engine("recover", Setup(geometry=g, window=Window(max_len=1), slots=2), seen.append)
     e.play(ev.Admit(request="a", prompt=5))
     e.play(ev.Prefill(chunks={"a": 5}))
     assert [len(s.value) for s in seen] == [2, 2, 1]
-    assert e.content._of.cache_info().maxsize == 7
+    assert e.layers.content._of.cache_info().maxsize == 7

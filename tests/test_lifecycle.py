@@ -13,6 +13,7 @@ from ssmspec.measure.lockstep import Contender, Lockstep, Pair
 from ssmspec.runtime import events as ev
 from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.lifecycle import LifecycleError
+from ssmspec.runtime.setup import Setup
 from ssmspec.runtime.slots import SlotError, Slots
 
 W = Window(max_len=3, ring_len=7, align=5)
@@ -33,7 +34,7 @@ class Lives(RuleBasedStateMachine):
         g = geometry(gate, store, num_layers=1)
         others = [Contender(name=n, policy=n, g=g, w=W) for n in POLICY_NAMES[1:]]
         native = Contender(name="native", policy="native", g=g, w=W)
-        self.lockstep = Lockstep(native, others, judge, num_slots=12, poison=poison)
+        self.lockstep = Lockstep(native, others, judge, Setup(slots=12, poison=poison))
         self.idle: list[str] = []
         self.away: dict[str, type[ev.Event]] = {}
         self.open: list[dict[str, int]] = []
@@ -130,7 +131,7 @@ TestLives.settings = settings(max_examples=40, stateful_step_count=40)
 
 def engine(policy: str = "recover", **rest: int) -> Engine:
     g = geometry("gdn", "fp16-stochastic", num_layers=1)
-    e = Engine(policy, g, W, num_slots=rest.pop("num_slots", 8), **rest)
+    e = Engine(policy, Setup(geometry=g, window=W, **{"slots": 8, **rest}))
     e.play(ev.Admit(request="a", prompt=3))
     e.play(ev.Prefill(chunks={"a": 3}))
     return e
@@ -180,10 +181,10 @@ def test_native_refuses_a_lost_row_by_name_until_it_is_prefilled_again() -> None
 )
 def test_an_illegal_order_is_refused_before_anything_changes(event: ev.Event, message: str) -> None:
     e = engine()
-    before = {name: t.clone() for name, t in e.pool.tensors.items()}
+    before = {name: t.clone() for name, t in e.layers.pool.tensors.items()}
     with pytest.raises(LifecycleError, match=message):
         e.play(event)
-    assert all(torch.equal(t, before[name]) for name, t in e.pool.tensors.items())
+    assert all(torch.equal(t, before[name]) for name, t in e.layers.pool.tensors.items())
     e.check_integrity()
 
 
@@ -197,7 +198,7 @@ def test_accepting_more_than_the_window_is_refused() -> None:
 
 
 def test_no_slot_left_says_how_many_there_are() -> None:
-    e = engine(num_slots=2)
+    e = engine(slots=2)
     with pytest.raises(SlotError, match="all 1 slots are held"):
         e.play(ev.Admit(request="b", prompt=1))
 
@@ -236,7 +237,7 @@ def test_a_boundary_crossed_by_drafts_is_settled_and_reused(how: str, store: str
     g = geometry("gdn", store, num_layers=1)
     others = [Contender(name=n, policy=n, g=g, w=W) for n in POLICY_NAMES[1:]]
     native = Contender(name="native", policy="native", g=g, w=W)
-    lockstep = Lockstep(native, others, judge, num_slots=6, poison=0x3E)
+    lockstep = Lockstep(native, others, judge, Setup(slots=6, poison=0x3E))
     script = [ev.Admit(request="a", prompt=3), ev.Prefill(chunks={"a": 3})]
     for accepted in (2, 1, 1, 2, 3) if how == "stay" else (1, 3, 1, 2, 3):  # block ends at 5 and 10
         script += [ev.Verify(windows={"a": 3}), ev.Accept(accepted={"a": accepted}, boundary={"a": how})]
@@ -259,10 +260,10 @@ def test_nothing_is_pending_behind_a_boundary(policy: str, how: str) -> None:
         e.play(ev.Verify(windows={"a": 3}))
         e.play(ev.Accept(accepted={"a": accepted}, boundary={"a": how}))
     (slot,) = e.cache.of.values()
-    cursor = e.pool.tensors.get("count", e.pool.tensors.get("winner"))
+    cursor = e.layers.pool.tensors.get("count", e.layers.pool.tensors.get("winner"))
     assert cursor is None or cursor[slot] == 0
-    assert e.pool["position"][slot] == 5
-    assert e.pool["seed"][slot] == e.requests["a"].seed
-    before = e.policy.checkpoint(0)[slot].clone()
-    e.policy.settle(torch.tensor([slot]))
-    assert torch.equal(e.policy.checkpoint(0)[slot], before)
+    assert e.layers.pool["position"][slot] == 5
+    assert e.layers.pool["seed"][slot] == e.requests["a"].seed
+    before = e.layers.policy.checkpoint(0)[slot].clone()
+    e.layers.policy.settle(torch.tensor([slot]))
+    assert torch.equal(e.layers.policy.checkpoint(0)[slot], before)

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_a_script_with_gaps_is_made_legal(policy: str) -> None:
             continue
         rng = random.Random(seed)
         some = [e for e in events if rng.random() < 0.6]
-        e = Engine(policy, setup.geometry, setup.window, num_slots=setup.slots)
+        e = Engine(policy, replace(setup, poison=None))
         for event in repaired(some, setup.slots, lossy=lossy):
             e.play(event)
             e.check_integrity()

@@ -33,9 +33,11 @@ def stochastic(s: Tensor, dtype: torch.dtype, noise: Tensor) -> Tensor:
     return torch.where((noise < chance) & other.isfinite(), other, near)
 
 
-def uniform(shape: torch.Size, seed: int, position: int, layer: int) -> Tensor:
+def uniform(
+    shape: torch.Size, seed: int, position: int, layer: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """fp32 noise in [0, 1) that depends on (seed, position, layer, element) and on nothing else."""
-    x = torch.arange(shape.numel(), dtype=torch.int64)
+    x = torch.arange(shape.numel(), dtype=torch.int64, device=device)
     for word in (seed, position, layer):
         x = _mix(x ^ (word * 0x9E3779B1 & 0xFFFFFFFF))
     return ((x >> 8).float() / (1 << 24)).view(shape)

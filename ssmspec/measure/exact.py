@@ -166,15 +166,8 @@ def play(
         if policy != "native"
     ]
     judge = _Judge(runs)
-    lockstep = Lockstep(
-        native,
-        [*([replace(native, name=ORACLE, g=double, backend="torch")] if oracle else []), *runs],
-        judge,
-        num_slots=setup.slots,
-        seed=setup.seed,
-        backend=setup.backend,
-        poison=setup.poison,
-    )
+    reference = replace(native, name=ORACLE, g=double, backend="torch")
+    lockstep = Lockstep(native, [*([reference] if oracle else []), *runs], judge, setup)
     for event in script:
         if isinstance(event, events.Verify):
             judge.step += 1

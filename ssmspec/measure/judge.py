@@ -90,15 +90,7 @@ def play(setup: Setup, policies: Sequence[str], script: Iterable[ev.Event]) -> t
     played = opened = 0
     native, others = contenders(setup, policies)
     try:
-        lockstep = Lockstep(
-            native,
-            others,
-            Judge(setup, others),
-            num_slots=setup.slots,
-            seed=setup.seed,
-            backend=setup.backend,
-            poison=setup.poison,
-        )
+        lockstep = Lockstep(native, others, Judge(setup, others), setup)
         for event in script:
             played += 1
             opened += isinstance(event, ev.Verify) - isinstance(event, ev.Accept)

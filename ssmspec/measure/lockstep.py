@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ssmspec.geometry import Geometry, Window
 from ssmspec.runtime import events
 from ssmspec.runtime.engine import Engine, Seen
+from ssmspec.runtime.setup import Setup
 
 Key = tuple[str, str, int, int]  # what, request, layer, tokens
 
@@ -35,7 +36,8 @@ class Pair:
 class Lockstep:
     """``judge`` is called with each pair as soon as both sides have seen it.
 
-    ``poison`` fills the others' pools and native's not, so that stale memory shows even where all of them read it.
+    Geometry and window are the contenders'. The setup's poison fills the others' pools and native's not, so that
+    stale memory shows even where all of them read it.
     """
 
     def __init__(
@@ -43,11 +45,7 @@ class Lockstep:
         native: Contender,
         others: Sequence[Contender],
         judge: Callable[[Pair], None],
-        *,
-        num_slots: int = 32,
-        seed: int = 0,
-        backend: str = "torch",
-        poison: int | None = None,
+        setup: Setup,
     ) -> None:
         self.judge, self.count = judge, 0
         self._seen: dict[str, dict[Key, list[Seen]]] = {}
@@ -59,20 +57,13 @@ class Lockstep:
             def see(s: Seen) -> None:
                 queue[s.what, s.request, s.layer, s.tokens].append(s)
 
-            return Engine(
-                c.policy,
-                c.g,
-                c.w,
-                num_slots=num_slots,
-                seed=seed,
-                backend=c.backend or backend,
-                poison=poison,
-                see=see,
-            )
+            backend = c.backend or setup.backend
+            its = replace(setup, geometry=c.g, window=c.w, backend=backend, poison=poison)
+            return Engine(c.policy, its, see)
 
         self.native_name = native.name
         self.native = engine(native, None)
-        self.others = {c.name: engine(c, poison) for c in others}
+        self.others = {c.name: engine(c, setup.poison) for c in others}
 
     def play(self, event: events.Event) -> None:
         """One event for all. What a contender refuses is raised before native has changed."""

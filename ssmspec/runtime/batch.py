@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssmspec.pool import NULL_SLOT
-from ssmspec.runtime.events import Accept
-from ssmspec.runtime.lifecycle import Phase, Request
+from ssmspec.runtime.events import BOUNDARIES, Accept
+from ssmspec.runtime.lifecycle import LifecycleError, Phase, Request
 from ssmspec.step import Commit, Step
 
 
@@ -28,6 +28,27 @@ class Batch:
         step = Step.empty(len(slots), max_len)
         step.stage(slots, [len(r.window) for r in rows])
         return cls(step, [*rows])
+
+    @property
+    def live(self) -> list[Request]:
+        """Rows that were not aborted since."""
+        return [r for r in self.rows if r.phase is not Phase.GONE]
+
+    def check(self, e: Accept) -> None:
+        """Raise LifecycleError unless the event has a legal count for each live row, and for no other."""
+        if {r.name for r in self.live} != e.accepted.keys():
+            raise LifecycleError(
+                f"accept: the oldest open step holds {sorted(r.name for r in self.live)}, not {sorted(e.accepted)}"
+            )
+        for r in self.live:
+            if not 0 <= e.accepted[r.name] <= len(r.window):
+                raise LifecycleError(
+                    f"accept {r.name!r}: accepted={e.accepted[r.name]} is outside 0..{len(r.window)}"
+                )
+        for name, how in e.boundary.items():
+            if how not in BOUNDARIES:
+                legal = ", ".join(BOUNDARIES)
+                raise LifecycleError(f"accept {name!r}: boundary={how!r:.80} is not one of {legal}")
 
     def decide(self, e: Accept, boundaries: dict[str, Boundary]) -> Commit:
         """Write the counts into the step and close it; rows without one were aborted, and become null rows."""

@@ -1,7 +1,7 @@
 """Made-up layers: constants, and inputs that depend on a token's identity alone, so that a shared prefix is shared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -11,6 +11,8 @@ from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import LayerParams
 from ssmspec.pool import storage
 
+Inputs = tuple[Tensor, Tensor, Tensor | None]
+
 
 def _generator(*words: int) -> torch.Generator:
     seed = 0
@@ -19,33 +21,28 @@ def _generator(*words: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def layer_params(g: Geometry, seed: int) -> list[LayerParams]:
+def layer_params(g: Geometry, seed: int, device: str = "cpu") -> list[LayerParams]:
     """Gates as trained models start: dt log-uniform in 1e-3..1e-1, A uniform in 1..16 (Mamba2, Dao and Gu 2024)."""
     hv, found = g.num_v_heads, []
     for index in range(g.num_layers):
         gen = _generator(seed, index)
         shape = (hv, g.head_k) if g.arch is Arch.KDA else (hv,)
         dt = torch.exp(torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=gen))
-        found.append(
-            LayerParams(
-                index=index,
-                A_log=torch.empty(hv).uniform_(1, 16, generator=gen).log(),
-                dt_bias=dt + torch.log(-torch.expm1(-dt)) if g.dt_softplus else dt,  # softplus(dt_bias) = dt
-                D=torch.randn(hv, generator=gen) if g.arch is Arch.MAMBA2 else None,
-            )
-        )
+        rate = torch.empty(hv).uniform_(1, 16, generator=gen)
+        bias = dt + torch.log(-torch.expm1(-dt)) if g.dt_softplus else dt  # softplus(dt_bias) = dt
+        skip = torch.randn(hv, generator=gen).to(device) if g.arch is Arch.MAMBA2 else None
+        found.append(LayerParams(index=index, A_log=rate.log().to(device), dt_bias=bias.to(device), D=skip))
     return found
 
 
 class Content:
-    """Layer inputs by token id."""
+    """Layer inputs by token id: drawn on the host, the same for every device."""
 
-    def __init__(self, g: Geometry, seed: int) -> None:
-        self.g, self.seed = g, seed
+    def __init__(self, g: Geometry, seed: int, device: str = "cpu") -> None:
+        self.g, self.seed, self.device = g, seed, device
         hv = g.num_v_heads
-        self.conv_weight = torch.randn(
-            g.num_layers, g.conv.channels, g.conv.width, generator=_generator(seed, -1)
-        )
+        weight = torch.randn(g.num_layers, g.conv.channels, g.conv.width, generator=_generator(seed, -1))
+        self.conv_weight = weight.to(device)
         self._gates = hv * g.head_k if g.arch is Arch.KDA else hv
         values = max(1, g.num_layers * (g.conv.channels + self._gates + hv))
         self._of = lru_cache(maxsize=max(1, min(4096, 2**24 // values)))(self._make)
@@ -57,19 +54,19 @@ class Content:
             x[:, self.g.conv.channels :] = x[:, self.g.conv.channels :].abs() / 10
         return x.to(storage(self.g.act_dtype))
 
-    def inputs(
-        self, layer: int, rows: Sequence[Sequence[int]], width: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Token ids per row -> conv input [B, width, D], a and b; what lies behind a row's tokens is NaN."""
+    def inputs(self, rows: Sequence[Sequence[int]], width: int) -> Iterator[Inputs]:
+        """Token ids per row -> per layer the conv input [B, width, D], a and b; NaN behind a row's tokens."""
         g, d, gates = self.g, self.g.conv.channels, self._gates
-        x = torch.full((len(rows), width, d + gates + g.num_v_heads), math.nan, dtype=storage(g.act_dtype))
+        shape = (g.num_layers, len(rows), width, d + gates + g.num_v_heads)
+        drawn = torch.full(shape, math.nan, dtype=storage(g.act_dtype))
         for b, row in enumerate(rows):
-            for t, token in enumerate(row):
-                x[b, t] = self._of(token)[layer]
-        a = x[..., d : d + gates]
-        if g.arch is Arch.KDA:
-            a = a.reshape(len(rows), width, g.num_v_heads, g.head_k)
-        return x[..., :d], a, None if g.arch is Arch.MAMBA2 else x[..., d + gates :]
+            if row:
+                drawn[:, b, : len(row)] = torch.stack([self._of(token) for token in row], 1)
+        for x in drawn.to(self.device, non_blocking=True):
+            a = x[..., d : d + gates]
+            if g.arch is Arch.KDA:
+                a = a.reshape(len(rows), width, g.num_v_heads, g.head_k)
+            yield x[..., :d], a, None if g.arch is Arch.MAMBA2 else x[..., d + gates :]
 
 
 def token_id(*words: int) -> int:

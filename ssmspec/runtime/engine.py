@@ -1,21 +1,18 @@
 """Plays events against a policy: allocates slots, caches prefixes, stages steps. The only caller of policies outside vLLM."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ssmspec import layout, policies
-from ssmspec.geometry import Geometry, Window
-from ssmspec.kernels.base import Tokens
-from ssmspec.kernels.conv import ConvWindow
-from ssmspec.pool import NULL_SLOT, StatePool
+from ssmspec.pool import NULL_SLOT
 from ssmspec.runtime import events, exported
 from ssmspec.runtime.batch import Batch, Boundary
-from ssmspec.runtime.content import Content, layer_params, token_id
+from ssmspec.runtime.content import token_id
+from ssmspec.runtime.layers import Layers
 from ssmspec.runtime.lifecycle import LifecycleError, Phase, Request
 from ssmspec.runtime.prefixes import PrefixCache
+from ssmspec.runtime.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -26,35 +23,20 @@ class Seen:
     request: str
     layer: int
     tokens: int  # accepted tokens before it
-    value: Tensor
+    value: Tensor  # on the host
 
 
 class Engine:
-    """One policy, its pool and conv window, and the requests alive in it."""
+    """One policy, its layers, and the requests alive in them."""
 
-    def __init__(
-        self,
-        policy: str,
-        g: Geometry,
-        w: Window,
-        *,
-        num_slots: int = 32,
-        seed: int = 0,
-        backend: str = "torch",
-        poison: int | None = None,
-        see: Callable[[Seen], None] = lambda seen: None,
-    ) -> None:
-        fields = (*layout.of(policy, g, w), layout.conv(g.conv, w.max_len, g.act_dtype))
-        self.g, self.w, self.see, self.seed, self.poison = g, w, see, seed, poison
-        self.pool = StatePool.allocate(fields, g.num_layers, num_slots)
-        if poison is not None:
-            self.pool.poison(poison)
-        self.policy = policies.make(policy, g, w, self.pool, layer_params(g, seed), backend)
-        self.conv, self.content = ConvWindow(g.conv, self.pool), Content(g, seed)
+    def __init__(self, policy: str, setup: Setup, see: Callable[[Seen], None] = lambda seen: None) -> None:
+        self.w, self.see = setup.window, see
+        self.layers = Layers(policy, setup)
         self.requests: dict[str, Request] = {}
-        self.cache = PrefixCache(num_slots, self._wipe)
+        self.cache = PrefixCache(setup.slots, self.layers.wipe)
         self._open: list[Batch] = []
-        self._longest = max(1, 2**22 // max(1, g.conv.channels))  # tokens computed at once: memory is bounded
+        widest = max(1, setup.geometry.conv.channels)
+        self._longest = max(1, 2**22 // widest)  # tokens computed at once: memory is bounded
         self._salt = 0
 
     def play(self, event: events.Event) -> None:
@@ -85,13 +67,10 @@ class Engine:
         """Give a request a slot: a copy of the longest cached prefix, but for one token at least, or a zero state."""
         best = self.cache.longest(r.prompt) if reuse else ()
         r.slot = self.cache.take(keep=best)
-        slot, seed = self._index([r.slot]), self._index([r.seed])
         if best:
-            self.pool.copy(self._index([self.cache.of[best]]), slot)
-            self.policy.identify(slot, seed, self._index([len(best)]))
+            self.layers.start_from(self.cache.of[best], r.slot, r.seed, len(best))
         else:
-            self.policy.start(slot, seed)
-            self.conv.reset(slot)
+            self.layers.start(r.slot, r.seed)
         r.tokens = list(best)
         self.requests[r.name] = r
 
@@ -108,13 +87,8 @@ class Engine:
 
     def _chunk(self, r: Request, end: int) -> None:
         ids = r.prompt[len(r.tokens) : end]
-        slot, n = self._index([r.slot]), self._index([len(ids)])
-        for layer in range(self.g.num_layers):
-            x, a, b = self.content.inputs(layer, [ids], len(ids))
-            packed = self.conv.prefill(layer, slot, n, x, self.content.conv_weight[layer])
-            out = self.policy.prefill(layer, slot, n, Tokens.unpack(self.g, packed, a, b))
-            self._saw("output", r, layer, out[0])
-        self.policy.advance(slot, n)
+        for layer, out in enumerate(self.layers.prefill(r.slot, ids)):
+            self._saw("output", r, layer, out)
         r.tokens += ids
         if self.w.align and end % self.w.align == 0:
             self._publish(r, end)
@@ -123,7 +97,7 @@ class Engine:
         """Copy a settled slot at a block boundary into the prefix cache."""
         key = tuple(r.tokens[:end])
         if key not in self.cache.of and (slot := self.cache.spare()):
-            self.pool.copy(self._index([r.slot]), self._index([slot]))
+            self.layers.copy(r.slot, slot)
             self.cache.keep(key, slot)
 
     # speculative steps
@@ -134,9 +108,9 @@ class Engine:
             r.need("verify", Phase.DECODING)
             if not 1 <= n <= self.w.max_len:
                 raise LifecycleError(f"verify {r.name!r}: window={n} is outside 1..{self.w.max_len}")
-        if e.padding > self.pool.num_slots:
+        if e.padding > self.layers.pool.num_slots:
             raise LifecycleError(
-                f"verify: padding={e.padding} is more rows than the {self.pool.num_slots} slots there are"
+                f"verify: padding={e.padding} is more rows than the {self.layers.pool.num_slots} slots there are"
             )
         self._salt += 1
         salt = self._salt if e.salt is None else e.salt
@@ -145,46 +119,26 @@ class Engine:
             r.phase = Phase.VERIFYING
         batch = Batch.of(rows, e.padding, self.w.max_len)
         try:
-            self._compute(batch, e.padding)
+            outs = self.layers.verify(batch.step, [r.window for r in rows] + [[]] * e.padding)
         except BaseException:
             for r in rows:
                 r.lose()
             raise
         self._open.append(batch)
-
-    def _compute(self, batch: Batch, padding: int) -> None:
-        ids = [r.window for r in batch.rows] + [[]] * padding
-        for layer in range(self.g.num_layers):
-            x, a, b = self.content.inputs(layer, ids, self.w.max_len)
-            packed = self.conv.verify(layer, batch.step, x, self.content.conv_weight[layer])
-            out = self.policy.verify(layer, batch.step, Tokens.unpack(self.g, packed, a, b))
-            for i, r in enumerate(batch.rows):
+        for layer, out in enumerate(outs):
+            for i, r in enumerate(rows):
                 self._saw("output", r, layer, out[i, : len(r.window)])
 
     def _accept(self, e: events.Accept) -> None:
         if not self._open:
             raise LifecycleError("accept: no window is open: each window is accepted once")
-        rows = [r for r in self._open[0].rows if r.phase is not Phase.GONE]
-        if {r.name for r in rows} != e.accepted.keys():
-            raise LifecycleError(
-                f"accept: the oldest open step holds {sorted(r.name for r in rows)}, not {sorted(e.accepted)}"
-            )
-        for r in rows:
-            if not 0 <= e.accepted[r.name] <= len(r.window):
-                raise LifecycleError(
-                    f"accept {r.name!r}: accepted={e.accepted[r.name]} is outside 0..{len(r.window)}"
-                )
-        for name, how in e.boundary.items():
-            if how not in events.BOUNDARIES:
-                legal = ", ".join(events.BOUNDARIES)
-                raise LifecycleError(f"accept {name!r}: boundary={how!r:.80} is not one of {legal}")
+        self._open[0].check(e)
         batch = self._open.pop(0)
+        rows = batch.live
         boundaries = {r.name: self._boundary(r, e) for r in rows}
-        commit = batch.decide(e, boundaries)
-        self.conv.accept(commit)
-        self.policy.accept(commit)
+        self.layers.accept(batch.decide(e, boundaries))
         for r in rows:
-            r.accept(e.accepted[r.name], lossy=self.policy.name == "native")
+            r.accept(e.accepted[r.name], lossy=self.layers.policy.name == "native")
             self._cross(r, boundaries[r.name])
             if r.name in e.force_flush and e.accepted[r.name]:
                 self._look(r.slot, r, len(r.tokens))
@@ -234,7 +188,7 @@ class Engine:
         r.need("offload", Phase.DECODING)
         if e.settle:
             self._settle(r)
-        r.stored = exported.take(self.pool, r.slot, self._header(r, e.settle))
+        r.stored = exported.take(self.layers.pool, r.slot, self._header(r, e.settle))
         self.cache.give(r.slot)
         r.slot, r.phase = NULL_SLOT, Phase.OFFLOADED
 
@@ -243,14 +197,14 @@ class Engine:
         r.need("restore", Phase.OFFLOADED)
         assert r.stored is not None
         slot = self.cache.take()
-        exported.put(self.pool, slot, r.stored, self._header(r, r.stored.header.settled))
+        exported.put(self.layers.pool, slot, r.stored, self._header(r, r.stored.header.settled))
         r.slot, r.stored, r.phase = slot, None, Phase.DECODING
 
     def _move(self, e: events.Move) -> None:
         r = self._request(e.request)
         r.need("move", Phase.DECODING, Phase.PREFILLING)
         slot = self.cache.take()
-        self.pool.copy(self._index([r.slot]), self._index([slot]))
+        self.layers.copy(r.slot, slot)
         self.cache.give(r.slot)
         r.slot = slot
 
@@ -260,7 +214,7 @@ class Engine:
         r.need("fork", Phase.DECODING)
         seed = token_id(r.seed, len(r.tokens), *e.to.encode()) % 2**31
         slot = self.cache.take()
-        self.pool.copy(self._index([r.slot]), self._index([slot]))
+        self.layers.copy(r.slot, slot)
         self.requests[e.to] = Request(e.to, seed, r.prompt, slot, [*r.tokens], phase=Phase.DECODING)
 
     def _abort(self, e: events.Abort) -> None:
@@ -289,25 +243,17 @@ class Engine:
         if name in self.requests:
             raise LifecycleError(f"request {name!r} is alive already")
 
-    def _index(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64)
-
     def _header(self, r: Request, settled: bool) -> exported.Header:
-        return exported.Header.of(self.policy.name, self.g, self.w, len(r.tokens), settled)
+        return exported.Header.of(self.layers.policy.name, self.layers.g, self.w, len(r.tokens), settled)
 
     def _settle(self, r: Request) -> None:
-        self.policy.settle(self._index([r.slot]))
+        self.layers.settle(r.slot)
         self._look(r.slot, r, len(r.tokens))
 
     def _look(self, slot: int, r: Request, tokens: int) -> None:
-        history = self.conv.conv.history
-        for layer in range(self.g.num_layers):
-            self.see(Seen("state", r.name, layer, tokens, self.policy.checkpoint(layer)[slot].clone()))
-            self.see(Seen("conv", r.name, layer, tokens, self.conv.field[layer, slot, :, :history].clone()))
+        for layer, (state, inputs) in enumerate(self.layers.look(slot)):
+            self.see(Seen("state", r.name, layer, tokens, state))
+            self.see(Seen("conv", r.name, layer, tokens, inputs))
 
     def _saw(self, what: str, r: Request, layer: int, value: Tensor) -> None:
-        self.see(Seen(what, r.name, layer, len(r.tokens), value.clone()))
-
-    def _wipe(self, slot: int) -> None:
-        if self.poison is not None:
-            self.pool.poison(self.poison, self._index([slot]))
+        self.see(Seen(what, r.name, layer, len(r.tokens), value))

@@ -27,6 +27,11 @@ USER_STATE_DTYPES = tuple(dtype for dtype in STATE_DTYPES if dtype is not DType.
 MAX_POOL_BYTES = 2**28  # of one policy: a setup is read from outside
 
 
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 def reduced(g: Geometry) -> Geometry:
     """Two layers, a group of heads and 16 rows of a geometry: layers, heads and rows of S do not mix."""
     h, v = 1 if g.group > 1 else min(2, g.num_k_heads), min(16, g.head_v)
@@ -56,6 +61,7 @@ class Setup:
     slots: int = 32
     seed: int = 0
     backend: str = "torch"
+    device: Device = Device.CPU
     poison: int | None = None  # a byte that unused memory is filled with
 
     def dump(self) -> str:
@@ -102,6 +108,7 @@ KEYS = {
     "slots": Key(part="engine", kind=int, least=2),
     "seed": Key(part="engine", kind=int, least=0, most=2**31 - 1),
     "backend": Key(part="engine"),
+    "device": Key(part="engine", legal=tuple(Device)),
     "poison": Key(part="engine", kind=int, least=0, most=255, optional=True),
 }
 _FIXED_BY_MODEL = ("arch", "layers", "key_heads", "value_heads", "head_k", "head_v")

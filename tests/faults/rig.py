@@ -1,6 +1,6 @@
 """A policy driven step by step, every output checked against an oracle that knows one token at a time and no policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,7 +13,10 @@ from ssmspec.geometry import Arch, Conv, Geometry, Window
 from ssmspec.kernels.base import Tokens
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.pool import StatePool
+from ssmspec.runtime import events as ev
 from ssmspec.runtime.content import Content, layer_params
+from ssmspec.runtime.engine import Engine, Seen
+from ssmspec.runtime.setup import Setup
 from ssmspec.step import Commit, Step
 
 W = Window(max_len=4, ring_len=16)
@@ -81,11 +84,9 @@ class Oracle:
         one, outs, convs = torch.tensor([1]), [], []
         self.pool["state"][:, 1] = p.state
         conv = ConvWindow(self.g.conv, self.conv_pool)
-        for layer in self.layers:
+        for layer, (x, a, b) in zip(self.layers, self.content.inputs([[token]], 1), strict=True):
             i = layer.params.index
-            x, a, b = self.content.inputs(i, [[token]], 1)
-            inputs = torch.cat([p.conv[i], x[0].mT], -1)
-            convs.append(inputs[:, 1:])
+            convs.append(torch.cat([p.conv[i], x[0].mT], -1)[:, 1:])
             self.conv_pool["conv"][i, 1, :, : self.g.conv.history] = p.conv[i]
             packed = conv.verify(i, Step.of([1], [1], 1), x, self.content.conv_weight[i])
             tokens = Tokens.unpack(self.g, packed, a, b)
@@ -136,8 +137,7 @@ class Rig:
     def prefill(self, slot: int, n: int, behind: int = 0) -> Tensor:
         """``n`` prompt tokens in one chunk, with ``behind`` tokens of padding -> out [layers, n, HV, V]."""
         ids, outs, lens = self.ids(n), [], index(n)
-        for layer in range(self.g.num_layers):
-            x, a, b = self.content.inputs(layer, [ids], n + behind)
+        for layer, (x, a, b) in enumerate(self.content.inputs([ids], n + behind)):
             packed = self.conv.prefill(layer, index(slot), lens, x, self.content.conv_weight[layer])
             outs.append(self.policy.prefill(layer, index(slot), lens, Tokens.unpack(self.g, packed, a, b))[0])
         self.policy.advance(index(slot), lens)
@@ -152,8 +152,7 @@ class Rig:
         if step is None:
             step = Step.of([s for s, _ in rows], [len(ids) for _, ids in rows], self.w.max_len)
         outs, ids = [], [ids for _, ids in rows]
-        for layer in range(self.g.num_layers):
-            x, a, b = self.content.inputs(layer, ids, self.w.max_len)
+        for layer, (x, a, b) in enumerate(self.content.inputs(ids, self.w.max_len)):
             packed = self.conv.verify(layer, step, x, self.content.conv_weight[layer])
             outs.append(self.policy.verify(layer, step, Tokens.unpack(self.g, packed, a, b)))
         return step, torch.stack(outs)
@@ -220,6 +219,24 @@ class Rig:
         for t in range(len(ids)):
             wanted = self.oracle.after([*past, *ids[: t + 1]]).output
             assert torch.equal(out[:, t], wanted), f"output {t} after {len(past)} tokens"
+
+
+def engine(
+    policy: str,
+    events: Iterable[ev.Event] = (),
+    backend: str = "torch",
+    *,
+    g: Geometry | None = None,
+    w: Window = W,
+    see: Callable[[Seen], None] = lambda seen: None,
+    **rest: object,
+) -> Engine:
+    """An engine in poisoned memory that has played some events."""
+    its = {"geometry": g or shape(), "window": w, "slots": 6, "backend": backend, "poison": 0xFF, **rest}
+    e = Engine(policy, Setup(**its), see)
+    for event in events:
+        e.play(event)
+    return e
 
 
 def index(*values: int) -> Tensor:

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from rig import Rig, every_policy, every_recurrence, shape
+from rig import Rig, engine, every_policy, every_recurrence, shape
 
 from ssmspec import kernels
 from ssmspec.geometry import Arch, DType, Window
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.lifecycle import LifecycleError
 
 
@@ -64,7 +63,7 @@ def test_the_accepted_state_is_committed(arch: Arch, backend: str) -> None:
 @every_policy
 def test_a_missing_commit_is_an_error_at_the_next_verify(policy: str, backend: str) -> None:
     """A3: silence would leave the state at the checkpoint of before."""
-    e = Engine(policy, shape(), Window(max_len=4), num_slots=4, backend=backend)
+    e = engine(policy, w=Window(max_len=4), slots=4, backend=backend)
     e.play(ev.Admit(request="a", prompt=1))
     e.play(ev.Prefill(chunks={"a": 1}))
     e.play(ev.Verify(windows={"a": 2}))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numeric import near
-from rig import RING_POLICIES, Rig, every_policy, every_recurrence, index, record_policies, shape
+from rig import RING_POLICIES, Rig, engine, every_policy, every_recurrence, index, record_policies, shape
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window
@@ -15,7 +15,6 @@ from ssmspec.policies.native import LOST
 from ssmspec.pool import StatePool
 from ssmspec.runtime import events as ev
 from ssmspec.runtime.content import layer_params
-from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.lifecycle import LifecycleError
 from ssmspec.step import Step, StepError
 
@@ -56,7 +55,7 @@ def test_a_dropped_window_costs_native_its_row_and_no_other(arch: Arch, backend:
 def test_a_lost_row_is_refused_by_name_until_it_starts_over(backend: str) -> None:
     """B1: what a caller does after an exception between verify and accept, where the policy is native."""
     seen = []
-    e = Engine("native", shape(), Window(max_len=4), num_slots=4, backend=backend, see=seen.append)
+    e = engine("native", w=Window(max_len=4), slots=4, backend=backend, see=seen.append)
     e.play(ev.Admit(request="a", prompt=3))
     e.play(ev.Prefill(chunks={"a": 3}))
     e.play(ev.Flush(request="a"))
@@ -153,7 +152,7 @@ def test_a_late_count_and_padding_by_rows_change_nothing(policy: str, backend: s
 def test_a_count_stays_with_its_request_when_the_batch_is_condensed(policy: str, backend: str) -> None:
     """B5 (vllm-ascend#13863, #13864, vllm-project/vllm#43894): counts 1, 2, 4; row 0 ends before they are applied."""
     seen = []
-    e = Engine(policy, shape(), Window(max_len=4), num_slots=8, backend=backend, see=seen.append)
+    e = engine(policy, w=Window(max_len=4), slots=8, backend=backend, see=seen.append)
     for name in "abc":
         e.play(ev.Admit(request=name, prompt=1))
     e.play(ev.Prefill(chunks=dict.fromkeys("abc", 1)))

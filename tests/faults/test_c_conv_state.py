@@ -14,8 +14,7 @@ def inputs(rig: Rig, tokens: list[int]) -> torch.Tensor:
     """conv*: the last W-1 inputs of these tokens, zeros in front, [layers, D, W-1]."""
     history = rig.g.conv.history
     layers = []
-    for layer in range(rig.g.num_layers):
-        x = rig.content.inputs(layer, [tokens], len(tokens))[0][0]
+    for (x,), _, _ in rig.content.inputs([tokens], len(tokens)):
         layers.append(torch.cat([x.new_zeros(history, x.shape[1]), x])[-history:].mT)
     return torch.stack(layers)
 

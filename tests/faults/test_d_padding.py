@@ -3,13 +3,12 @@
 import pytest
 import torch
 from models import qwen
-from rig import Rig, W, every_policy, every_recurrence, shape
+from rig import Rig, W, engine, every_policy, every_recurrence, shape
 
 from ssmspec.geometry import Arch
 from ssmspec.measure import capacity
 from ssmspec.pool import NULL_SLOT
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.slots import Slots
 from ssmspec.step import Step
 
@@ -110,7 +109,7 @@ def test_a_dummy_run_over_used_buffers_changes_nothing(policy: str, backend: str
 @every_policy
 def test_a_full_pool_has_room_for_padding(policy: str, backend: str) -> None:
     """D7 (NVIDIA/TensorRT-LLM#13151, #13278, #9873): 4 requests, 4 slots beside the null slot, a bucket of 8."""
-    e = Engine(policy, shape(), W, num_slots=5, backend=backend, poison=0xFF)
+    e = engine(policy, slots=5, backend=backend)
     names = "abcd"
     for name in names:
         e.play(ev.Admit(request=name, prompt=1))
@@ -133,7 +132,7 @@ def test_the_planner_counts_the_null_block() -> None:
 @every_policy
 def test_no_recurrent_layers_is_no_work(policy: str, backend: str) -> None:
     """D7 (NVIDIA/TensorRT-LLM#14003): a pipeline rank without recurrent layers."""
-    e = Engine(policy, shape(num_layers=0), W, num_slots=4, backend=backend)
+    e = engine(policy, g=shape(num_layers=0), slots=4, backend=backend)
     for event in (
         ev.Admit(request="a", prompt=3),
         ev.Prefill(chunks={"a": 3}),

@@ -1,11 +1,9 @@
 """E: slots are recycled, moved, exported, left by an abort; requests wait, and steps fail in the middle."""
 
-from collections.abc import Iterable
-
 import pytest
 import torch
 from numeric import near
-from rig import RING_POLICIES, Rig, W, every_policy, every_recurrence, index, record_policies, shape
+from rig import RING_POLICIES, Rig, W, engine, every_policy, every_recurrence, index, record_policies, shape
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window
@@ -15,13 +13,6 @@ from ssmspec.runtime import exported
 from ssmspec.runtime.engine import Engine, Seen
 from ssmspec.runtime.lifecycle import LifecycleError
 from ssmspec.step import StepError
-
-
-def engine(policy: str, events: Iterable[ev.Event] = (), backend: str = "torch", **more: object) -> Engine:
-    e = Engine(policy, shape(), W, **{"num_slots": 6, "backend": backend, "poison": 0xFF, **more})
-    for event in events:
-        e.play(event)
-    return e
 
 
 def decoding(name: str = "a", prompt: int = 3) -> list[ev.Event]:
@@ -163,7 +154,7 @@ def test_an_abort_gives_its_slot_back_whenever_it_comes(policy: str, when: str, 
 @every_policy
 def test_a_late_accept_does_not_touch_a_slot_that_was_taken_over(policy: str, backend: str) -> None:
     """E9, M5 (vllm-project/vllm#57755): two slots; "a" is aborted in its window and "c" takes its slot."""
-    e = engine(policy, [*decoding("a"), *decoding("b")], backend, num_slots=3)
+    e = engine(policy, [*decoding("a"), *decoding("b")], backend, slots=3)
     slot = e.requests["a"].slot
     e.play(ev.Verify(windows={"a": 4, "b": 3}))
     e.play(ev.Abort(request="a"))
@@ -179,7 +170,7 @@ def test_a_late_accept_does_not_touch_a_slot_that_was_taken_over(policy: str, ba
 
 
 def _fields(e: Engine) -> list[tuple[layout.Field, torch.Tensor]]:
-    return [(f, e.pool[f.name]) for f in e.pool.layout if f.shape and f.durable]
+    return [(f, e.layers.pool[f.name]) for f in e.layers.pool.layout if f.shape and f.durable]
 
 
 @every_policy
@@ -277,17 +268,17 @@ def test_a_fault_inside_verify_costs_its_rows_their_state_and_no_other(policy: s
     for _ in range(2):
         e.play(ev.Verify(windows={"a": 4, "b": 4}))
         e.play(ev.Accept(accepted={"a": 3, "b": 2}))
-    kernels = e.policy.kernels
+    kernels = e.layers.policy.kernels
 
     def verify(layer: Layer, *args: object, **kwargs: object) -> torch.Tensor:
         if layer.params.index:
             raise Fault
         return kernels.verify(layer, *args, **kwargs)  # type: ignore[arg-type]
 
-    e.policy.kernels = Kernels(verify, kernels.fold)
+    e.layers.policy.kernels = Kernels(verify, kernels.fold)
     with pytest.raises(Fault):
         e.play(ev.Verify(windows={"a": 4}))
-    e.policy.kernels = kernels
+    e.layers.policy.kernels = kernels
     with pytest.raises(LifecycleError, match="no window is open"):
         e.play(ev.Accept(accepted={"a": 0}))
     with pytest.raises(LifecycleError, match=r"'a': the request is lost; .* preempt and resume it"):
@@ -329,11 +320,11 @@ def test_a_second_accept_raises_in_debug_mode_and_does_nothing_in_release_mode(
 def test_a_refused_accept_changes_nothing(policy: str, backend: str) -> None:
     """E14: everything is checked before any state is touched, so conv window and state cannot part."""
     e = engine(policy, [*decoding(), ev.Verify(windows={"a": 4})], backend)
-    before = [t.clone().view(torch.uint8) for t in e.pool.tensors.values() if t.dim() > 1]
+    before = [t.clone().view(torch.uint8) for t in e.layers.pool.tensors.values() if t.dim() > 1]
     for wrong in ({}, {"a": 5}, {"a": 2, "b": 1}, {"b": 1}):
         with pytest.raises(LifecycleError, match="accept"):
             e.play(ev.Accept(accepted=wrong))
-    after = [t.view(torch.uint8) for t in e.pool.tensors.values() if t.dim() > 1]
+    after = [t.view(torch.uint8) for t in e.layers.pool.tensors.values() if t.dim() > 1]
     assert all(map(torch.equal, before, after))
     e.play(ev.Accept(accepted={"a": 4}))
     with pytest.raises(LifecycleError, match="each window is accepted once"):
@@ -344,5 +335,5 @@ def test_offloads_of_all_policies_are_whole(backend: str) -> None:
     """E6, E11: an exported state names every field that must survive."""
     for policy in layout.POLICY_NAMES:
         e = engine(policy, decoding(), backend)
-        stored = exported.take(e.pool, 1, exported.Header.of(policy, shape(), W, 3, False))
-        assert stored.tensors.keys() == {f.name for f in e.pool.layout if f.durable}
+        stored = exported.take(e.layers.pool, 1, exported.Header.of(policy, shape(), W, 3, False))
+        assert stored.tensors.keys() == {f.name for f in e.layers.pool.layout if f.durable}

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
-from rig import Rig, W, every_policy, every_recurrence, index, shape
+from rig import Rig, engine, every_policy, every_recurrence, index, shape
 
 from ssmspec.geometry import Arch, Window
 from ssmspec.kernels.base import Kernels, Plan
 from ssmspec.measure.planner import CacheMode
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.engine import Engine, Seen
+from ssmspec.runtime.engine import Seen
 from ssmspec.runtime.lifecycle import LifecycleError
 from ssmspec.step import Step, StepError
 
@@ -132,7 +132,7 @@ def test_a_reused_prefix_is_the_state_at_the_reused_length(arch: Arch, policy: s
     wanted = Rig(policy, g, backend=backend).oracle
     for length in range(1, 14):
         seen: list[Seen] = []
-        e = Engine(policy, g, w, num_slots=12, backend=backend, poison=0xFF, see=seen.append)
+        e = engine(policy, g=g, w=w, slots=12, backend=backend, see=seen.append)
         for event in (
             ev.Admit(request="a", prompt=13),
             ev.Prefill(chunks={"a": 13}),
@@ -156,7 +156,7 @@ def test_a_prefix_that_drafts_completed_is_reused(policy: str, backend: str) -> 
     w = Window(max_len=4, align=5)
     for how in ("leave", "copy", "stay"):
         seen: list[Seen] = []
-        e = Engine(policy, shape(), w, num_slots=12, backend=backend, poison=0xFF, see=seen.append)
+        e = engine(policy, w=w, slots=12, backend=backend, see=seen.append)
         for event in (
             ev.Admit(request="a", prompt=3),
             ev.Prefill(chunks={"a": 3}),
@@ -188,7 +188,7 @@ def test_a_prefix_that_drafts_completed_is_reused(policy: str, backend: str) -> 
 )
 def test_nothing_is_published_between_verify_and_commit(policy: str, event: ev.Event, backend: str) -> None:
     """F10 (sglang#33450, #22908, #32459): what a slot holds then may be a draft's state."""
-    e = Engine(policy, shape(), W, num_slots=6, backend=backend)
+    e = engine(policy, slots=6, backend=backend)
     for before in (
         ev.Admit(request="a", prompt=3),
         ev.Prefill(chunks={"a": 3}),
@@ -204,7 +204,7 @@ def test_nothing_is_published_between_verify_and_commit(policy: str, event: ev.E
 @every_policy
 def test_a_prefix_is_published_by_the_accept_that_completes_it(policy: str, backend: str) -> None:
     """F10: two accepted tokens of four publish nothing; what is published was accepted."""
-    e = Engine(policy, shape(), Window(max_len=4, align=5), num_slots=8, backend=backend)
+    e = engine(policy, w=Window(max_len=4, align=5), slots=8, backend=backend)
     for event in (
         ev.Admit(request="a", prompt=2),
         ev.Prefill(chunks={"a": 2}),

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from rig import Rig, W, every_policy, every_recurrence, index, shape
+from rig import Rig, W, engine, every_policy, every_recurrence, index, shape
 
 from ssmspec import kernels
 from ssmspec.geometry import Arch
 from ssmspec.kernels.base import Tokens
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.lifecycle import LifecycleError
 
 
@@ -26,7 +25,7 @@ def test_a_prompt_of_a_windows_length_is_a_prompt(arch: Arch, policy: str, promp
 @every_policy
 def test_a_request_without_a_computed_prompt_is_not_verified(policy: str, backend: str) -> None:
     """G1: nor is one whose prompt is computed in part."""
-    e = Engine(policy, shape(), W, num_slots=4, backend=backend)
+    e = engine(policy, slots=4, backend=backend)
     e.play(ev.Admit(request="a", prompt=4))
     for _ in range(3):
         with pytest.raises(

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from rig import Rig, W, every_policy, every_recurrence, shape
+from rig import Rig, engine, every_policy, every_recurrence, shape
 
 from ssmspec.geometry import Arch
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.events import ScriptError
 from ssmspec.runtime.lifecycle import LifecycleError
 
@@ -53,7 +52,7 @@ def test_a_commit_that_arrives_a_step_late_counts_once(policy: str, backend: str
 
     A slot that was freed meanwhile is in test_a_late_accept_does_not_touch_a_slot_that_was_taken_over.
     """
-    e = Engine(policy, shape(), W, num_slots=5, backend=backend, poison=0xFF, see=(seen := []).append)
+    e = engine(policy, slots=5, backend=backend, see=(seen := []).append)
     for name in "ab":
         e.play(ev.Admit(request=name, prompt=2))
     e.play(ev.Prefill(chunks={"a": 2, "b": 2}))
