@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ssmspec.geometry import Conv
+from ssmspec import layout
+from ssmspec.geometry import Conv, DType
 from ssmspec.pool import NULL_SLOT, StatePool
 from ssmspec.step import Commit, Step
 
@@ -18,6 +19,11 @@ class ConvWindow:
     def __init__(self, conv: Conv, pool: StatePool, name: str = "conv") -> None:
         self.conv, self.field = conv, pool[name]
 
+    @staticmethod
+    def layout(conv: Conv, max_len: int, act_dtype: DType, name: str = "conv") -> layout.Layout:
+        """What a slot holds."""
+        return (layout.conv(conv, max_len, act_dtype, name),)
+
     def verify(self, layer: int, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [B, T, D], weight [D, W], bias [D] -> silu(conv(x)) [B, T, D]; writes x behind the settled inputs."""
         rows, history = self.field[layer], self.conv.history
@@ -30,6 +36,9 @@ class ConvWindow:
         source = self.field[:, commit.slots]
         self._store(source, commit.mark, commit.mark_slots)
         self._store(source, commit.accepted, commit.next_slots)
+
+    def settle(self, slots: Tensor) -> None:
+        """Nothing to do: between steps the inputs are settled."""
 
     def prefill(
         self, layer: int, slots: Tensor, lens: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None

@@ -8,14 +8,19 @@ from torch import Tensor
 from ssmspec import layout, policies
 from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Arch, Geometry, Window
-from ssmspec.kernels.base import Tokens
+from ssmspec.kernels.base import LayerParams, Tokens
+from ssmspec.kernels.conv import ConvWindow
+from ssmspec.kernels.layer_step import LayerStep, Projected, Weights, parts
 from ssmspec.pool import StatePool, storage
 from ssmspec.runtime.content import layer_params
 from ssmspec.step import Step
 
 
 class Rig:
-    """``batch`` requests with full windows, their slots in random order. All of a step runs on the device."""
+    """``batch`` requests with full windows, their slots in random order. All of a step runs on the device.
+
+    A layer is everything between its projections: conv, gates, verify with its flushes and records, gated norm.
+    """
 
     def __init__(
         self,
@@ -30,50 +35,75 @@ class Rig:
         device: str,
         backend: str,
     ) -> None:
-        self.g, self.w, self.steps = g, w, steps
-        generator = torch.Generator().manual_seed(seed)
+        self.g, self.w, self.steps, self.device = g, w, steps, device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.params = [_on(device, p) for p in layer_params(g, seed)]
         pool = StatePool.allocate(layout.of(policy, g, w), g.num_layers, batch + 1, device)
-        params = [
-            replace(
-                p,
-                A_log=p.A_log.to(device),
-                dt_bias=p.dt_bias.to(device),
-                D=None if p.D is None else p.D.to(device),
-            )
-            for p in layer_params(g, seed)
-        ]
-        self.policy = policies.make(policy, g, w, pool, params, backend)
-        slots = torch.randperm(batch, generator=generator) + 1
+        self.policy = policies.make(policy, g, w, pool, self.params, backend)
+        slots = torch.randperm(batch, generator=self.generator) + 1
         self.step = Step.empty(batch, w.max_len, device)
         for buffer in (self.step.slots, self.step.next_slots):
             buffer.copy_(slots)
         self.policy.start(self.step.slots, self.step.slots)
         drawn = torch.tensor([*acceptance.sample(steps * batch, seed=seed)]).view(steps, batch)
         self.accepted = drawn.to(device)
-        self.inputs = [self._tokens(generator, batch, device) for _ in range(g.num_layers)]
+        self.inputs = [self._projected(batch) for _ in range(g.num_layers)]
+        self.weights = [self._weights() for _ in range(g.num_layers)]
+        window, norm = parts(backend)
+        self.conv = self._conv(window, batch)
+        self.layer = LayerStep(g, self.conv, self.policy.verify, norm.of(g), self.weights)
 
-    def _tokens(self, generator: torch.Generator, batch: int, device: str) -> Tokens:
-        g = self.g
-        keys, values = 2 * g.num_k_heads * g.head_k, g.num_v_heads * g.head_v
+    def _conv(self, window: type[ConvWindow], batch: int) -> ConvWindow:
+        """Channels are neighbours in memory, as in vLLM's default layout of conv states."""
+        fields = window.layout(self.g.conv, self.w.max_len, self.g.act_dtype)
+        pool = StatePool.allocate(fields, self.g.num_layers, batch + 1, self.device)
+        pool.tensors["conv"] = pool["conv"].mT.contiguous().mT
+        conv = window(self.g.conv, pool)
+        conv.reset(self.step.slots)
+        return conv
+
+    def _draw(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(storage(self.g.act_dtype)).to(self.device)
+
+    def _projected(self, batch: int) -> Projected:
+        g, t = self.g, self.w.max_len
         gates = (g.num_v_heads, g.head_k) if g.arch is Arch.KDA else (g.num_v_heads,)
-
-        def draw(*shape: int) -> Tensor:
-            x = torch.randn(batch, self.w.max_len, *shape, generator=generator)
-            return x.to(storage(g.act_dtype)).to(device)
-
-        a, b = draw(*gates), None if g.arch is Arch.MAMBA2 else draw(g.num_v_heads)
+        a = self._draw(batch, t, *gates)
         if not g.dt_softplus:  # a time step that nothing makes positive has to be
             a = a.abs() / 10
-        return Tokens.unpack(g, draw(keys + values), a, b)
+        return Projected(
+            x=self._draw(batch, t, g.conv.channels),
+            z=self._draw(batch, t, g.num_v_heads, g.head_v),
+            a=a,
+            b=None if g.arch is Arch.MAMBA2 else self._draw(batch, t, g.num_v_heads),
+        )
+
+    def _weights(self) -> Weights:
+        """A conv's taps lie channel by channel, so that a program reads neighbours."""
+        g = self.g
+        values = g.num_v_heads * g.head_v if g.arch is Arch.MAMBA2 else g.head_v
+        return Weights(conv=self._draw(g.conv.width, g.conv.channels).mT, norm=self._draw(values))
+
+    def stage(self, i: int) -> None:
+        """Open step ``i``: full windows."""
+        self.step.lens.fill_(self.w.max_len)
+        self.step.accepted.copy_(self.accepted[i % self.steps])
 
     def verify(self, i: int) -> list[Tensor]:
         """Step ``i``'s outputs, per layer."""
-        self.step.lens.fill_(self.w.max_len)
-        self.step.accepted.copy_(self.accepted[i % self.steps])
-        return [self.policy.verify(layer, self.step, x) for layer, x in enumerate(self.inputs)]
+        self.stage(i)
+        return [self.layer(layer, self.step, p) for layer, p in enumerate(self.inputs)]
+
+    def recur(self, i: int) -> None:
+        """Step ``i`` without conv and norm."""
+        self.stage(i)
+        for layer, p in enumerate(self.inputs):
+            self.policy.verify(layer, self.step, Tokens.unpack(self.g, p.x, p.a, p.b))
 
     def accept(self) -> None:
-        self.policy.accept(self.step.close())
+        commit = self.step.close()
+        self.policy.accept(commit)
+        self.conv.accept(commit)
 
     def cycle(self) -> None:
         """All steps, one after another."""
@@ -87,3 +117,8 @@ class Rig:
         return torch.stack(
             [self.policy.checkpoint(i)[self.step.slots].float() for i in range(self.g.num_layers)]
         )
+
+
+def _on(device: str, p: LayerParams) -> LayerParams:
+    skip = None if p.D is None else p.D.to(device)
+    return replace(p, A_log=p.A_log.to(device), dt_bias=p.dt_bias.to(device), D=skip)
