@@ -1,5 +1,6 @@
 """The tensors behind slots. Slot 0 is the null slot: it is never allocated, and never read for a live row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ def indexable(t: Tensor) -> Tensor:
 class StatePool:
     layout: Layout
     tensors: dict[str, Tensor]  # [layers, slots, *shape]; shared fields [slots, *shape]
+    rows: Sequence[Tensor] | None = None  # per layer [slots] int64: states lie in an engine's pages, at these rows
 
     @classmethod
     def allocate(cls, layout: Layout, num_layers: int, num_slots: int, device: str = "cpu") -> "StatePool":

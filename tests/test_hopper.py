@@ -1,6 +1,7 @@
 """Gluon kernels for GDN: the reference's values on the CPU, plain Triton's and native's bits on a GPU."""
 
 import random
+from dataclasses import replace
 
 import gluon_on_cpu
 import pytest
@@ -123,6 +124,23 @@ def test_a_window_has_the_values_of_the_reference(
         assert all(torch.equal(field[slot], start.records[n][slot]) for n, field in ours.records.items())
 
 
+def test_states_in_pages_are_found_and_kept_there(on_cpu: None) -> None:
+    g, w, draw = gdn(DType.BF16), Window(max_len=3, ring_len=11), Draw(3)
+    ring = layout.ring("checkpointing", w)
+    count = torch.tensor([0, 2, ring.limit, 1], dtype=torch.int32)  # slot 2 flushes
+    past = History(base=torch.zeros_like(count), count=count, limit=ring.limit, ends=torch.zeros(4).long())
+    x, plain = draw.tokens(g, 3, 3), draw.layer(g, 4, ring.capacity)
+    pages = torch.full((9, *plain.state.shape[1:]), float("nan"), dtype=plain.state.dtype)
+    at = torch.tensor([0, 7, 2, 5])
+    pages[at] = plain.state
+    paged = replace(clone(plain), state=pages, rows=at)
+    verify, slots, lens = hopper.make_verify(g, w, Order.CHAIN), torch.tensor([1, 2, 3]), torch.full((3,), 3)
+    assert torch.equal(*(verify(layer, x, slots, lens, history=past) for layer in (plain, paged)))
+    assert torch.equal(pages[at], plain.state)
+    assert all(torch.equal(field, plain.records[n]) for n, field in paged.records.items())
+    assert pages[[1, 3, 4, 6, 8]].isnan().all()
+
+
 def test_snapshots_hold_every_tokens_state(on_cpu: None) -> None:
     g, w, draw = gdn(), Window(max_len=3), Draw(0)
     x, start = draw.tokens(g, 2, 3), draw.layer(g, 8, 0)
@@ -196,12 +214,6 @@ def test_the_self_test_picks_the_order_of_all_peers_or_none(
     selftest.find_order.cache_clear()
 
 
-def _kernels(g: Geometry, w: Window) -> Kernels:
-    from ssmspec.kernels import triton_backend
-
-    return Kernels(hopper.make_verify(g, w, selftest.order_of(g, w)), triton_backend.make(g, w).fold)
-
-
 def _policy(name: str, g: Geometry, w: Window, start: Tensor, kernels: Kernels) -> policies.Policy:
     pool = StatePool.allocate(layout.of(name, g, w), 1, len(start), "cuda")
     for field in pool.tensors.values():
@@ -227,7 +239,9 @@ def test_policies_have_natives_bits(t: int, ring: int, h: int, hv: int, store: D
         random.Random(t),
         Draw(t, "cuda"),
     )
-    kernels, batch = _kernels(g, w), 5
+    from ssmspec.kernels import triton_backend
+
+    kernels, batch = triton_backend.make(g, w), 5
     start = draw.normal(batch + 3, hv, 128, 128, dtype=storage(store))
     names = [n for n in layout.POLICY_NAMES if not (drops and n == "native")]
     players = [_policy(n, g, w, start, kernels) for n in names]
@@ -273,7 +287,7 @@ def test_states_in_pages_and_far_away_are_served() -> None:
     near_by = draw.normal(3, 2, 128, 128, dtype=torch.bfloat16)
     state[far] = near_by[1]
     x, params = draw.tokens(g, 1, 2), draw.params(g)
-    verify = hopper.make_verify(g, w, selftest.order_of(g, w))
+    verify = hopper.make_verify(g, w, selftest.order_of(g))
     outs = []
     for held, row, to in ((near_by, 1, 2), (state, far, far + 1)):
         layer = Layer(params=params, state=held, read=None, records={})
@@ -293,7 +307,7 @@ def test_a_captured_window_serves_every_cursor_state() -> None:
     base, count = (torch.zeros(5, dtype=torch.int32, device="cuda") for _ in range(2))
     rows, lens = (torch.zeros(3, dtype=torch.int64, device="cuda") for _ in range(2))
     past = History(base=base, count=count, limit=ring.limit)
-    verify = hopper.make_verify(g, w, selftest.order_of(g, w))
+    verify = hopper.make_verify(g, w, selftest.order_of(g))
     captured = clone(start)
     verify(captured, x, rows, lens, history=past)
     graph = torch.cuda.CUDAGraph()
@@ -309,6 +323,21 @@ def test_a_captured_window_serves_every_cursor_state() -> None:
         assert torch.equal(out, verify(eager, x, rows, lens, history=past))
         assert torch.equal(captured.state, eager.state)
         assert all(torch.equal(field, eager.records[n]) for n, field in captured.records.items())
+
+
+@pytest.mark.gpu
+def test_the_backend_takes_these_kernels_for_windows_and_its_plain_ones_for_longer_chunks() -> None:
+    from ssmspec.kernels import triton_backend
+
+    g, w, draw = gdn(), Window(max_len=4), Draw(0, "cuda")
+    verify = triton_backend.make(g, w).verify
+    assert isinstance(verify, triton_backend._Windows)
+    x, layer = draw.tokens(g, 1, 17), draw.layer(g, 2, 0)
+    one, full = torch.tensor([1], device="cuda"), torch.tensor([17], device="cuda")
+    snapshots = torch.zeros(1, 17, dtype=torch.int64, device="cuda")
+    got = verify(layer, x, one, full, snapshots=snapshots)
+    near(got, reference.make(g, w).verify(layer, x, one, full, snapshots=snapshots).cuda())
+    assert not isinstance(triton_backend.make(gdn(), Window(max_len=17)).verify, triton_backend._Windows)
 
 
 @pytest.mark.gpu

@@ -49,22 +49,27 @@ class Layer:
     """A layer's constants and its share of the pool, as views."""
 
     params: LayerParams
-    state: Tensor  # [rows, HV, V, K]; rows are slots, or slots * T for native snapshots
+    state: Tensor  # [rows, HV, V, K]; rows are slots, or slots * T for native snapshots, or pages
     read: Tensor | None  # [slots, HV, V, K], the copy that outputs read
     records: dict[str, Tensor]  # name without "rec_" -> [slots, H | HV, R, ...]; empty without records
+    rows: Tensor | None = None  # [slots] int64, the row of ``state`` that holds a slot's; None: its number
 
     @classmethod
     def of(cls, pool: StatePool, params: LayerParams, state: Tensor) -> "Layer":
         i = params.index
         records = {n.removeprefix("rec_"): t[i] for n, t in pool.tensors.items() if n.startswith("rec_")}
         return cls(
-            params=params, state=state, read=pool["read"][i] if "read" in pool else None, records=records
+            params=params,
+            state=state,
+            read=pool["read"][i] if "read" in pool else None,
+            records=records,
+            rows=None if pool.rows is None else pool.rows[i],
         )
 
     @property
     def capacity(self) -> int:
-        """R, the length of the record ring."""
-        return self.records["k"].shape[2]
+        """R, the length of the record ring; 1 without records."""
+        return self.records["k"].shape[2] if self.records else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +120,11 @@ class Verify(Protocol):
         snapshots: Tensor | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        """Run each row's window from ``state[rows]`` -> out [B, T, HV, V]; zero on null rows and behind ``lens``.
+        """Run each row's window from its state -> out [B, T, HV, V]; zero on null rows and behind ``lens``.
 
-        With ``snapshots`` [B, T] every token's state is stored at that row of ``state`` (null: not stored). With
-        records, one per token is written behind the row's committed ones. ``history`` as in History.
+        With ``snapshots`` [B, T] every token's state is stored at that row of ``state`` (null: not stored); such
+        layers have no ``rows`` of their own. With records, one per token is written behind the row's committed ones.
+        ``history`` as in History.
         """
 
 

@@ -12,6 +12,7 @@ from ssmspec.kernels import fast_channels, fast_couplings, fast_dot, fast_mma
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.fast_shape import Couplings, Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
+from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs
 
@@ -51,6 +52,7 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
             call = _call(g, layer, x, _shape(g, w, layer, x, history, tuned), out)
             at = Cursors(
                 rows.contiguous(),
+                layer.rows,
                 lens.contiguous(),
                 None if history is None else history.base,
                 None if history is None else history.count,
@@ -114,10 +116,12 @@ def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> tuple[
     batch, tokens = out.shape[0], (x.q, x.k, x.v, x.a, x.b)
     assert all(t is None or t.stride(0) * batch < 2**31 for t in tokens), "inputs need 64-bit offsets"
     assert layer.state[0].is_contiguous()
+    assert len(layer.state) <= MAX_ROWS
+    assert all(len(field) <= MAX_SLOTS for field in layer.records.values())
     assert all(field[0].is_contiguous() for field in layer.records.values())
     call = Call(
         state=layer.state,
-        slot=layer.state.stride(0),
+        row=layer.state.stride(0),
         w=Couplings(
             heads=new(batch, c.HV, c.COEFFICIENTS),
             vectors=new(batch, c.HV, c.VECTORS, c.K) if c.CHANNELS else None,
@@ -171,7 +175,7 @@ def _multiply(call: Call, c: Shape, programs: dict[Any, int]) -> None:
 def _multiply_anywhere(call: Call, c: Shape, at: Cursors, operand: tl.dtype) -> None:
     fast_dot.window[(call.tiles,)](
         call.state,
-        call.slot,
+        call.row,
         call.w,
         call.x,
         call.x_step,

@@ -77,7 +77,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     h = head // c.GROUP
     slot, n, first, records, flush = live_row(at, row)
     if head == 0:
-        tl.store(to.cursors + row, pack(slot, n, first, records, flush))
+        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
     if n == 0:
         return
     channel = tl.arange(0, c.KP)

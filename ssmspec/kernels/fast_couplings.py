@@ -43,9 +43,15 @@ def live_row(at, row):
 
 
 @triton.jit
-def pack(slot, n, first, records, flush):
-    """A batch row in one number: 6 bits each, and the slot above."""
-    return (slot << 24) | (flush.to(tl.int64) << 18) | (records << 12) | (first << 6) | n
+def row_of_state(at, slot):
+    return slot if at.pages is None else tl.load(at.pages + slot)
+
+
+@triton.jit
+def pack(at, slot, n, first, records, flush):
+    """A batch row in one number: 6 bits each, the flush's one, the slot's 20, and the state's row above."""
+    numbers = (flush.to(tl.int64) << 18) | (records << 12) | (first << 6) | n
+    return (row_of_state(at, slot) << 39) | ((slot & 0xFFFFF) << 19) | numbers
 
 
 @triton.jit
@@ -108,7 +114,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     part = tl.program_id(0) % parts
     slot, n, first, records, flush = live_row(at, row)
     if h + part == 0:
-        tl.store(to.cursors + row, pack(slot, n, first, records, flush))
+        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
     if n == 0:
         return
     channel = tl.arange(0, c.KP)

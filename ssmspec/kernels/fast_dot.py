@@ -9,7 +9,7 @@ form runs wherever Triton does.
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.fast_couplings import live_row, ring_at
+from ssmspec.kernels.fast_couplings import live_row, ring_at, row_of_state
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
 
     channel = tl.arange(0, c.KP)
     in_k = (channel < c.K)[None, :]
-    of_s = S + slot * s_step + (head * c.V + value[:, None]) * c.K + channel[None, :]
+    of_s = S + row_of_state(at, slot) * s_step + (head * c.V + value[:, None]) * c.K + channel[None, :]
     s = tl.load(of_s, mask=in_v & in_k, other=0.0)
     of_w = w.heads + pair * c.COEFFICIENTS
     y = product(s, _probes(w, x, x_step, row, h, pair, n, OPERAND, c), OPERAND)

@@ -22,7 +22,6 @@ from ssmspec.kernels.fast_tile import (
     silence,
     state_at,
     store,
-    unpack,
     updates_at,
     vectors_at,
 )
@@ -114,7 +113,6 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
 @gluon.jit
 def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """Store the state behind all records, total * S + sum of weight_j c_j k_j^T: summed in fp32, rounded once."""
-    slot, _, _, _, _ = unpack(cursor)
     row, head, tile_v = place(tile, a, c)
     PART: gl.constexpr = 32
     PARTS: gl.constexpr = c.KP // PART
@@ -137,7 +135,7 @@ def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
-    gl.store(state_at(a, slot, head, v, k, c), states.load(L), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
+    gl.store(state_at(a, cursor, head, v, k, c), states.load(L), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
 
 
 @gluon.jit

@@ -10,6 +10,7 @@ class Cursors(NamedTuple):
     """Where each batch row stands; base and count are None where a policy has no history."""
 
     rows: Any  # [B]
+    pages: Any  # [slots], as Layer.rows
     lens: Any  # [B]
     base: Any  # [slots]
     count: Any  # [slots]

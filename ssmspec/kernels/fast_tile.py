@@ -18,7 +18,7 @@ class Call(NamedTuple):
     """Arguments of the kernel."""
 
     state: Any
-    slot: Any  # elements of state per slot
+    row: Any  # elements of state per row
     w: Any  # Couplings
     x: Any
     x_step: Any
@@ -67,7 +67,7 @@ def cursor_of(shared, i):
 def unpack(cursor):
     """(slot, tokens, first record, records, flush) as fast_couplings.pack has them."""
     low = cursor.to(gl.int32)
-    return cursor >> 24, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
+    return (cursor >> 19) & 0xFFFFF, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
 
 
 @gluon.jit
@@ -77,8 +77,8 @@ def ring_at(position, c: gl.constexpr):
 
 
 @gluon.jit
-def state_at(a, slot, head, v, k, c: gl.constexpr):
-    return a.state + slot * a.slot + (head * (c.V * c.K) + v[:, None] * c.K + k[None, :])
+def state_at(a, cursor, head, v, k, c: gl.constexpr):
+    return a.state + (cursor >> 39) * a.row + (head * (c.V * c.K) + v[:, None] * c.K + k[None, :])
 
 
 @gluon.jit
@@ -118,7 +118,7 @@ def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
     inside = (v < c.V)[:, None] & (k < c.K)[None, :]
-    async_load(shared.states.index(i), state_at(a, slot, head, v, k, c), mask=inside)
+    async_load(shared.states.index(i), state_at(a, cursor, head, v, k, c), mask=inside)
     LP: gl.constexpr = c.lines(c.KP, shared.probes.dtype.primitive_bitwidth, gl.num_warps())
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, LP))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LP))

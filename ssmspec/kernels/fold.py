@@ -28,6 +28,7 @@ class Ports(NamedTuple):
     gate: Any = None
     A_log: Any = None
     dt_bias: Any = None
+    rows: Any = None
 
 
 VECTORS = ("state", "k", "c", "x", "gate")  # ports that are read many elements at a time
@@ -36,7 +37,7 @@ VECTORS = ("state", "k", "c", "x", "gate")  # ports that are read many elements 
 @triton.jit
 def _port(table, layer, i: tl.constexpr, dtype: tl.constexpr, ALIGN: tl.constexpr):
     """Port i of a layer: its address, and its elements per slot."""
-    entry = table + (layer * 10 + i) * 2
+    entry = table + (layer * 11 + i) * 2
     pointer = tl.load(entry).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, ALIGN), tl.multiple_of(tl.load(entry + 1), ALIGN)
 
@@ -95,14 +96,19 @@ def fold(
             k=k_step, rnorm=rnorm_step, c=c_step, x=x_step, dt=dt_step, decay=decay_step, gate=gate_step
         )
 
+        held, held0, held1 = row, to0, to1
+        if types.rows is not None:
+            rows, _ = _port(table, layer, 10, types.rows, 1)
+            held = tl.load(rows + row)
+            held0, held1 = tl.load(rows + tl.maximum(to0, 0)), tl.load(rows + tl.maximum(to1, 0))
         at = locate(hv, v_tile, A_log, dt_bias, g)
         state += state_at(at, g)
-        s = load_state(state + row * state_step, at, g)
+        s = load_state(state + held * state_step, at, g)
         done = 0
         if to0 > 0:
             s = replay(s, rec, step, row, start, 0, n0, bits, types.state, at, g)
-            store_state(state + to0 * state_step, s, at, g)
+            store_state(state + held0 * state_step, s, at, g)
             done = n0
         if to1 > 0:
             s = replay(s, rec, step, row, start, done, n1, bits, types.state, at, g)
-            store_state(state + to1 * state_step, s, at, g)
+            store_state(state + held1 * state_step, s, at, g)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
-from ssmspec.kernels.hopper_fetch import Inputs, Prepared, Records
+from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS, Inputs, Prepared, Records
 from ssmspec.kernels.hopper_prepare import PrepareShape, prepare_window
 from ssmspec.kernels.hopper_tile import Order, Shape, power_of_2
 from ssmspec.kernels.hopper_verify import verify_window
@@ -37,6 +38,12 @@ def unsupported(g: Geometry, w: Window) -> str | None:
     if w.mode is not Mode.EXACT:
         return f"mode={w.mode} is not exact"
     return None
+
+
+def runs_here() -> bool:
+    """Whether there is a device that the kernels are written for."""
+    compiled = not triton.knobs.runtime.interpret
+    return compiled and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 class Ring(NamedTuple):
@@ -88,9 +95,12 @@ class Call:
             assert tensor.numel() == 0 or tensor.stride(0) * batch < 2**31, f"{name} needs 64-bit offsets"
         assert x.q.stride(3) == x.k.stride(3) == x.v.stride(3) == 1
         assert layer.state[0].is_contiguous()
+        assert len(layer.state) <= MAX_ROWS
+        assert layer.rows is None or snapshots is None
         records = strides = None
         if layer.records and snapshots is None:
             assert all(field[0].is_contiguous() for field in layer.records.values())
+            assert all(len(field) <= MAX_SLOTS for field in layer.records.values())
             records = Records(**layer.records)
             strides = Records(*(field.stride(0) for field in records))
         rows = torch.empty(batch, 2, dtype=torch.int64, device=x.v.device)
@@ -117,6 +127,7 @@ class Call:
             layer.params.A_log,
             layer.params.dt_bias,
             slots,
+            layer.rows,
             lens,
             self.history,
             self.records,

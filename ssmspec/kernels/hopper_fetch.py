@@ -9,8 +9,9 @@ from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.hopper_tile import async_load, dims, view
 
-# where the numbers of a batch row are packed: 6 bits each, the slot above
-LEN, COUNT, BASE, FLUSH, SLOT = (gl.constexpr(i) for i in (0, 6, 12, 18, 24))
+# where the numbers of a batch row are packed: 6 bits each, the flush's one, the slot's 20, and the state's row above
+LEN, COUNT, BASE, FLUSH, SLOT, ROW = (gl.constexpr(i) for i in (0, 6, 12, 18, 19, 39))
+MAX_SLOTS, MAX_ROWS = 2**20, 2**24
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
@@ -97,6 +98,11 @@ def field(row, AT: gl.constexpr):
 
 
 @gluon.jit
+def slot_of(row):
+    return (row >> SLOT) & 0xFFFFF
+
+
+@gluon.jit
 def place(tile, c: gl.constexpr):
     """Batch row, value head and first V row of a tile."""
     at = tile.to(gl.uint32)
@@ -177,11 +183,11 @@ def fetch_keys(past, records, strides, row, tile, c: gl.constexpr):
     j = gl.arange(0, c.HISTORY, layout=gl.SliceLayout(1, WIDE))
     k = gl.arange(0, c.K, layout=gl.SliceLayout(0, WIDE))
     p = h * c.R + position(field(row, BASE), j, c)
-    p_k = records.k + (row >> SLOT) * strides.k + (p[:, None] * c.K + k[None, :])
+    p_k = records.k + slot_of(row) * strides.k + (p[:, None] * c.K + k[None, :])
     async_load(past.raw_k, p_k, mask=(j < field(row, COUNT))[:, None])
     j = gl.arange(0, c.HISTORY, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
     p = h * c.R + position(field(row, BASE), j, c)
-    async_load(past.rnorm, records.rnorm + (row >> SLOT) * strides.rnorm + p, mask=j < field(row, COUNT))
+    async_load(past.rnorm, records.rnorm + slot_of(row) * strides.rnorm + p, mask=j < field(row, COUNT))
 
 
 @gluon.jit
@@ -192,10 +198,10 @@ def fetch_updates(past, records, strides, row, tile, c: gl.constexpr):
     j = gl.arange(0, c.HISTORY, layout=gl.SliceLayout(1, NARROW))
     v = gl.arange(0, c.BV, layout=gl.SliceLayout(0, NARROW))
     p = hv * c.R + position(field(row, BASE), j, c)
-    p_c = records.c + (row >> SLOT) * strides.c + (first + (p[:, None] * c.V + v[None, :]))
+    p_c = records.c + slot_of(row) * strides.c + (first + (p[:, None] * c.V + v[None, :]))
     into = view(past.c, dims(c.HISTORY, c.BV), PLAIN)
     async_load(into, p_c, mask=(j < field(row, COUNT))[:, None])
     j = gl.arange(0, c.HISTORY, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
     p = hv * c.R + position(field(row, BASE), j, c)
     into = view(past.decay, dims(c.HISTORY), FLAT)
-    async_load(into, records.decay + (row >> SLOT) * strides.decay + p, mask=j < field(row, COUNT))
+    async_load(into, records.decay + slot_of(row) * strides.decay + p, mask=j < field(row, COUNT))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, SLOT
+from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, ROW, SLOT
 from ssmspec.kernels.hopper_tile import bits, power_of_2, revision
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
@@ -82,9 +82,10 @@ def _cursors(slots, lens, history, b, c: gl.constexpr):
 
 
 @gluon.jit
-def _pack(rows, slot, n, base, count, history, b, c: gl.constexpr):
+def _pack(rows, slot, held, n, base, count, history, b, c: gl.constexpr):
     flush = (count > 0) & (count + n > history.limit) if c.HISTORY else slot < 0
-    packed = n | (count << COUNT) | (base << BASE) | (flush.to(gl.int64) << FLUSH) | (slot << SLOT)
+    packed = n | (count << COUNT) | (base << BASE) | (flush.to(gl.int64) << FLUSH)
+    packed = packed | ((slot & 0xFFFFF) << SLOT) | (held << ROW)
     gl.store(rows + 2 * b, packed)
     if c.ENDS:
         ends = gl.load(history.ends + slot)
@@ -129,14 +130,17 @@ def _write_keys(x, strides, records, record_strides, p_factors, slot, position, 
 
 @gluon.jit
 def prepare_window(
-    x, strides, A_log, dt_bias, slots, lens, history, records, record_strides, prepared, c: gl.constexpr
+    x, strides, A_log, dt_bias, slots, pages, lens, history, records, record_strides, prepared, c: gl.constexpr
 ):
     """Grid (B * T, H / HEADS). Writes ``prepared``, and k, 1/norm and decay of the window's records."""
     b = (gl.program_id(0) // c.T).to(gl.int64)
     t = gl.program_id(0) % c.T
     slot, n, base, count = _cursors(slots, lens, history, b, c)
     if gl.program_id(0) % c.T + gl.program_id(1) == 0:
-        _pack(prepared.rows, slot, n, base, count, history, b, c)
+        held = slot
+        if pages is not None:
+            held = gl.load(pages + slot)
+        _pack(prepared.rows, slot, held, n, base, count, history, b, c)
     if t < n:
         position = (base + count + t).to(gl.int32)
         if c.R > 0:

@@ -16,7 +16,7 @@ from ssmspec.kernels.hopper_fetch import (
     FLAT,
     FLUSH,
     LEN,
-    SLOT,
+    ROW,
     allocate,
     allocate_past,
     fetch_keys,
@@ -28,6 +28,7 @@ from ssmspec.kernels.hopper_fetch import (
     place,
     position,
     read_row,
+    slot_of,
     state_at,
 )
 from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, rows_of_tile, view
@@ -156,7 +157,7 @@ def verify_window(
     fetch_row(s, prepared.rows, tile + step, num_tiles, c)
     if field(row, LEN) > 0:
         _, hv, first = place(tile, c)
-        async_load(s.state, state_at(state, state_stride, row >> SLOT, hv, first, LINES, c))
+        async_load(s.state, state_at(state, state_stride, row >> ROW, hv, first, LINES, c))
         fetch_window(s, 0, x, strides, prepared.factors, row, tile, c)
         if c.HISTORY:
             fetch_keys(past, records, record_strides, row, tile, c)
@@ -171,7 +172,7 @@ def verify_window(
         fetch_row(s, prepared.rows, tile + 2 * step, num_tiles, c)
         if field(next_row, LEN) > 0:
             _, hv, first = place(tile + step, c)
-            async_load(s.state, state_at(state, state_stride, next_row >> SLOT, hv, first, LINES, c))
+            async_load(s.state, state_at(state, state_stride, next_row >> ROW, hv, first, LINES, c))
             fetch_window(s, 1 - buffer, x, strides, prepared.factors, next_row, tile + step, c)
             if c.HISTORY:
                 fetch_keys(past, records, record_strides, next_row, tile + step, c)
@@ -184,7 +185,7 @@ def verify_window(
                 fetch_updates(past, records, record_strides, next_row, tile + step, c)
             if (field(row, FLUSH) & 1) != 0:
                 h = _rounded(h, DTYPE)
-                gl.store(state_at(state, state_stride, row >> SLOT, hv, first, TILE, c), h.to(DTYPE))
+                gl.store(state_at(state, state_stride, row >> ROW, hv, first, TILE, c), h.to(DTYPE))
         async_copy.commit_group()
         barrier()  # here, so that none is needed for each token
         p_out = out + (b * (c.T * c.HV * c.V) + hv * c.V + first) + v
@@ -197,7 +198,7 @@ def verify_window(
                     gl.store(state_at(state, state_stride, to, hv, first, TILE, c), h.to(DTYPE))
             elif c.R > 0:
                 p = hv * c.R + position(field(row, BASE), count + t, c)
-                p_c = records.c + (row >> SLOT) * record_strides.c + (p * c.V + first) + v
+                p_c = records.c + slot_of(row) * record_strides.c + (p * c.V + first) + v
                 gl.store(p_c, u.to(records.c.dtype.element_ty))
         for t in range(field(row, LEN), c.T):
             gl.store(p_out + t * (c.HV * c.V), gl.full([c.BV], 0, out.dtype.element_ty, v.type.layout))

@@ -29,8 +29,13 @@ def _rounded(g: Geometry, s: Tensor, source: Source, ahead: int) -> Tensor:
     """The state as it is stored ``ahead`` tokens behind the checkpoint."""
     draw = None
     if source is not None:
-        draw = uniform(s.shape, source[0], source[1] + ahead, source[2])
+        draw = uniform(s.shape, source[0], source[1] + ahead, source[2], s.device)
     return round_to(s, g.state_dtype, draw)
+
+
+def _row(layer: Layer, slot: int) -> int:
+    """Where a slot's state lies."""
+    return slot if layer.rows is None else int(layer.rows[slot])
 
 
 def _store(g: Geometry, layer: Layer, row: int, s: Tensor, source: Source, ahead: int) -> None:
@@ -92,8 +97,8 @@ def _in_front(
     mask = 0 if history.ends is None else int(history.ends[slot])
     past = Past.of(g, layer, slot, base, count, mask)
     if count and count + n > history.limit:
-        s = _replay(g, layer.state[slot].to(_compute(g)), past, source)
-        _store(g, layer, slot, s, source, count)
+        s = _replay(g, layer.state[_row(layer, slot)].to(_compute(g)), past, source)
+        _store(g, layer, _row(layer, slot), s, source, count)
         past = Past([], [])
     return base + count, past
 
@@ -109,14 +114,16 @@ def make(g: Geometry, w: Window) -> Kernels:
         snapshots: Tensor | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        out = torch.zeros(x.v.shape, dtype=torch.float64 if g.state_dtype is DType.FP64 else x.v.dtype)
+        assert layer.rows is None or snapshots is None
+        dtype = torch.float64 if g.state_dtype is DType.FP64 else x.v.dtype
+        out = torch.zeros(x.v.shape, dtype=dtype, device=x.v.device)
         for b, (slot, n) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
             if slot <= NULL_SLOT or n <= 0:
                 continue
             source = _source(noise, b, layer)
             base, past = _in_front(g, layer, slot, n, history, source)
             reads = layer.read if layer.read is not None and snapshots is None else layer.state
-            s = reads[slot].to(_compute(g))
+            s = reads[_row(layer, slot)].to(_compute(g))
             tokens = [token(g, layer.params, x, b, t, _compute(g)) for t in range(n)]
             if w.mode is Mode.FAST and snapshots is None:
                 outs, cs = wy_window(s, past.tokens, tokens)
@@ -141,11 +148,11 @@ def make(g: Geometry, w: Window) -> Kernels:
             for layer in layers:
                 source, done = _source(plan.noise, b, layer), 0
                 past = Past.of(g, layer, slot, base, max(count, mark), mask)
-                s = layer.state[slot].to(_compute(g))
+                s = layer.state[_row(layer, slot)].to(_compute(g))
                 for n, to in sorted(((mark, mark_dst), (count, dst))):
                     if to > NULL_SLOT:
                         s = _replay(g, s, past, source, done, n)
-                        _store(g, layer, to, s, source, n)
+                        _store(g, layer, _row(layer, to), s, source, n)
                         done = n
 
     return Kernels(verify, fold)

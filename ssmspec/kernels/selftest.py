@@ -20,6 +20,7 @@ from ssmspec.kernels.hopper_tile import Order
 from ssmspec.pool import storage
 
 ROWS = 2  # of the trial batch
+TOKENS = Window(max_len=2)  # of its windows: an order of additions does not depend on how many follow
 
 
 class OrderError(RuntimeError):
@@ -163,7 +164,9 @@ class Trial:
 
 
 @cache
-def find_order(g: Geometry, w: Window, device: str = "cuda", peers: tuple[Peer, ...] = ()) -> Finding:
+def find_order(
+    g: Geometry, w: Window = TOKENS, device: str = "cuda", peers: tuple[Peer, ...] = ()
+) -> Finding:
     """The order in which the Gluon kernels have the bits of plain Triton, and of every peer, on a small batch."""
     trial = Trial.of(g, w.max_len, device)
     expected = {peer.name: trial.run(peer.verify) for peer in (OURS, *peers)}
@@ -179,7 +182,7 @@ def find_order(g: Geometry, w: Window, device: str = "cuda", peers: tuple[Peer, 
     return Finding(None, f"{where}: no known order of additions has the bits that are promised: {tried}")
 
 
-def order_of(g: Geometry, w: Window, device: str = "cuda", peers: tuple[Peer, ...] = ()) -> Order:
+def order_of(g: Geometry, w: Window = TOKENS, device: str = "cuda", peers: tuple[Peer, ...] = ()) -> Order:
     """The order that ``find_order`` found. Raises OrderError with its sentence where there is none."""
     finding = find_order(g, w, device, peers)
     if finding.order is None:

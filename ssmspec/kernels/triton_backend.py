@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
+from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens, Verify
 from ssmspec.kernels.fast import make_verify
 from ssmspec.kernels.fold import VECTORS, Ports, fold
@@ -18,7 +19,12 @@ from ssmspec.kernels.prepare import prepare
 from ssmspec.kernels.triton_records import Records, Shape
 from ssmspec.kernels.window import Inputs, Past, Prepared, window
 
-_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_TYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.int64: tl.int64,
+}
 _STATES = (DType.FP32, DType.BF16, DType.FP16)
 
 
@@ -96,7 +102,7 @@ def _column(name: str, t: Tensor) -> Tensor:
 class _Exact:
     """Verify, one token after another."""
 
-    def __init__(self, g: Geometry, w: Window) -> None:
+    def __init__(self, g: Geometry) -> None:
         self.g = g
 
     def __call__(
@@ -111,6 +117,7 @@ class _Exact:
         noise: Noise | None = None,
     ) -> Tensor:
         assert noise is None
+        assert layer.rows is None or snapshots is None
         g, (batch, t) = self.g, x.v.shape[:2]
         out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
         if batch == 0:
@@ -118,7 +125,6 @@ class _Exact:
         rows, lens = _column("rows", rows), _column("lens", lens)
         past = Past() if history is None else Past(history.base, history.count, history.ends)
         records, record_steps = _records(layer) if snapshots is None else (Records(), Records())
-        ring = layer.capacity if layer.records else 1
         heads, tile = head_tile(g), window_tile(g, batch)
         p, made = layer.params, _scratch(g, x)
         blocks = triton.cdiv(g.num_k_heads, heads.lanes_v) + 1
@@ -138,7 +144,7 @@ class _Exact:
             past,
             records,
             record_steps,
-            _shape(g, heads, ring),
+            _shape(g, heads, layer.capacity),
             **heads.options,
         )
         window[(triton.cdiv(g.head_v, tile.rows), g.num_v_heads, batch)](
@@ -149,6 +155,7 @@ class _Exact:
             p.D,
             layer.state,
             _rows_of("state", layer.state),
+            layer.rows,
             rows,
             lens,
             out,
@@ -158,7 +165,7 @@ class _Exact:
             0 if history is None else history.limit,
             records,
             record_steps,
-            _shape(g, tile, ring),
+            _shape(g, tile, layer.capacity),
             **tile.options,
         )
         return out
@@ -177,8 +184,31 @@ def _scratch(g: Geometry, x: Tokens) -> Prepared:
 
 
 def _verify(g: Geometry, w: Window) -> Verify:
-    exact = _Exact(g, w)
-    return make_verify(g, w, exact) if w.mode is Mode.FAST else exact
+    exact = _Exact(g)
+    if w.mode is Mode.FAST:
+        return make_verify(g, w, exact)
+    return _Windows(g, w, exact) if hopper.runs_here() and hopper.unsupported(g, w) is None else exact
+
+
+class _Windows:
+    """The Hopper kernels for windows; prompt chunks longer than theirs, any number of tokens, go another way."""
+
+    def __init__(self, g: Geometry, w: Window, longer: Verify) -> None:
+        self.window, self.longer = hopper.make_verify(g, w, selftest.order_of(g)), longer
+
+    def __call__(
+        self,
+        layer: Layer,
+        x: Tokens,
+        rows: Tensor,
+        lens: Tensor,
+        *,
+        history: History | None = None,
+        snapshots: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        verify = self.window if x.v.shape[1] <= hopper.MAX_LEN else self.longer
+        return verify(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
 
 
 class _Fold:
@@ -221,12 +251,13 @@ class _Fold:
 
 
 def _ports(layer: Layer) -> dict[str, Tensor]:
-    return {
+    ports = {
         "state": layer.state,
         **layer.records,
         "A_log": layer.params.A_log,
         "dt_bias": layer.params.dt_bias,
     }
+    return ports if layer.rows is None else {**ports, "rows": layer.rows}
 
 
 def _table(layers: Sequence[Layer]) -> tuple[Tensor, int]:

@@ -57,6 +57,7 @@ def window(
     D,
     state,
     state_step,
+    pages,
     rows,
     lens,
     out,
@@ -83,7 +84,8 @@ def window(
 
     dtype: tl.constexpr = state.dtype.element_ty
     tile = state_at(at, g)
-    s = load_state(state + row * state_step + tile, at, g)
+    held = row if pages is None else tl.load(pages + row)
+    s = load_state(state + held * state_step + tile, at, g)
     first = 0
     if past.base is not None:
         base, count = tl.load(past.base + row), tl.load(past.count + row)
@@ -95,7 +97,7 @@ def window(
                 ends = tl.load(past.ends + row)
             s = replay(s, rec, rec_step, row, base, 0, count, ends, dtype, at, g)
             if flush:
-                store_state(state + row * state_step + tile, s, at, g)
+                store_state(state + held * state_step + tile, s, at, g)
             if dtype != tl.float32:
                 if past.ends is not None:
                     if flush | ended(ends, first - 1, g):
