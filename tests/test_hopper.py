@@ -161,6 +161,7 @@ def test_snapshots_hold_every_tokens_state(on_cpu: None) -> None:
         ({"arch": Arch.KDA}, "arch=kda"),
         ({"head_k": 64}, "head_k=64"),
         ({"state_dtype": DType.NVFP4}, "state_dtype=nvfp4"),
+        ({"act_dtype": DType.FP32}, "act_dtype=float32"),
         ({"state_dtype": DType.BF16, "stochastic": True}, "stochastic=True"),
     ],
 )

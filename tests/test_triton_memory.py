@@ -100,18 +100,32 @@ def test_tokens_that_are_not_packed_along_the_head_are_refused() -> None:
         run_once(p, replace(x, k=x.k.repeat_interleave(2, -1)[..., ::2]), ints(1), ints(2))
 
 
-@pytest.mark.parametrize("name", layout.POLICY_NAMES)
-def test_a_page_may_be_larger_than_a_state(name: str) -> None:
-    """A pool that is not contiguous was copied and the update lost: flashinfer-ai/flashinfer#3490."""
-    g, gap = shape("gdn", "bf16"), 3
-    field = "snapshots" if name == "native" else "state"
-    whole, padded = policy(name, g), policy(name, g)
-    t = padded.pool[field]
+def in_pages(p: policies.Policy, gap: int) -> tuple[policies.Policy, Tensor]:
+    """The policy over states that lie ``gap`` elements apart, and their memory."""
+    field = "snapshots" if p.name == "native" else "state"
+    t = p.pool[field]
     pages = torch.full((*t.shape[:-3], t.shape[-3:].numel() + gap), 7.0, dtype=t.dtype, device=DEVICE)
-    padded.pool.tensors[field] = pages[..., :-gap].view(t.shape)
-    padded = policies.make(name, g, W, padded.pool, [x.params for x in padded.layers], "triton")
-    assert_same(Life(whole, seed=4).live(2), Life(padded, seed=4).live(2), name)
+    p.pool.tensors[field] = pages[..., :-gap].view(t.shape)
+    return policies.make(p.name, p.g, p.w, p.pool, [x.params for x in p.layers], "triton"), pages
+
+
+@pytest.mark.parametrize(("gate", "gap"), [("gdn", 8), ("kda", 3)] if ON_GPU else [("gdn", 3)])
+@pytest.mark.parametrize("name", layout.POLICY_NAMES)
+def test_a_page_may_be_larger_than_a_state(name: str, gate: str, gap: int) -> None:
+    """A pool that is not contiguous was copied and the update lost: flashinfer-ai/flashinfer#3490."""
+    g = shape(gate, "bf16")
+    padded, pages = in_pages(policy(name, g), gap)
+    assert_same(Life(policy(name, g), seed=4).live(2), Life(padded, seed=4).live(2), name)
     assert (pages[..., -gap:] == 7.0).all()
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the kernels that copy whole pieces need a GPU")
+def test_a_page_that_starts_between_two_pieces_is_refused() -> None:
+    g = shape("gdn", "bf16")
+    padded, _ = in_pages(policy("recover", g), 3)
+    start(padded, [1], seed=1)
+    with pytest.raises(ValueError, match=r"state has rows \d+ elements apart: .* multiples of 16 bytes"):
+        run_once(padded, tokens(g, 1, 2, torch.Generator()), ints(1), ints(2))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs 5 GB of GPU memory")

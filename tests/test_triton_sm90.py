@@ -15,7 +15,7 @@ from ssmspec import layout
 from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels.base import LayerParams, Tokens
 from ssmspec.policies import POLICIES
-from ssmspec.pool import StatePool
+from ssmspec.pool import StatePool, storage
 from ssmspec.step import Step
 
 pytest.importorskip("triton")
@@ -66,9 +66,10 @@ def step_once(name: str, g: Geometry, w: Window) -> None:
     skip = torch.zeros(g.num_v_heads) if g.arch is Arch.MAMBA2 else None
     constants = LayerParams(index=0, A_log=torch.zeros(g.num_v_heads), dt_bias=bias, D=skip)
     policy = POLICIES[name](g, w, pool, triton_backend.make(g, w), [constants])
-    packed = torch.zeros(2, w.max_len, 2 * g.num_k_heads * g.head_k + g.num_v_heads * g.head_v).bfloat16()
-    gate = torch.zeros(2, w.max_len, *bias.shape).bfloat16()
-    beta = None if g.arch is Arch.MAMBA2 else torch.zeros(2, w.max_len, g.num_v_heads).bfloat16()
+    packed = torch.zeros(2, w.max_len, 2 * g.num_k_heads * g.head_k + g.num_v_heads * g.head_v)
+    gate = torch.zeros(2, w.max_len, *bias.shape)
+    beta = None if g.arch is Arch.MAMBA2 else torch.zeros(2, w.max_len, g.num_v_heads)
+    packed, gate, beta = (t if t is None else t.to(storage(g.act_dtype)) for t in (packed, gate, beta))
     step = Step.of([1, 2], [w.max_len] * 2, w.max_len, accepted=[1, 1])
     policy.verify(0, step, Tokens.unpack(g, packed, gate, beta))
     policy.accept(step.close())

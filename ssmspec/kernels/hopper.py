@@ -19,6 +19,7 @@ from ssmspec.kernels.hopper_verify import verify_window
 
 HEAD = 128  # K and V
 MAX_LEN = 16
+PIECE = 16  # bytes of an asynchronous copy
 MAX_REGISTERS = 128  # per thread, so that 16 warps fit on a multiprocessor
 WARPS_A_PROCESSOR = 65536 // (MAX_REGISTERS * 32)
 SHARED_A_PROCESSOR, SHARED_RESERVED = 228 * 1024, 1024  # bytes; the latter per program
@@ -33,6 +34,8 @@ def unsupported(g: Geometry, w: Window) -> str | None:
         return f"head_k={g.head_k}, head_v={g.head_v} are not {HEAD}"
     if g.state_dtype not in STATES or g.stochastic or g.read_dtype is not None:
         return f"state_dtype={g.state_dtype}, stochastic={g.stochastic}, read_dtype={g.read_dtype} need other rounding"
+    if g.act_dtype is DType.FP32:
+        return f"act_dtype={g.act_dtype} is not 16 bits wide"
     if w.max_len > MAX_LEN:
         return f"max_len={w.max_len} exceeds {MAX_LEN}"
     if w.mode is not Mode.EXACT:
@@ -89,12 +92,15 @@ class Call:
         cls, layer: Layer, x: Tokens, window: int, history: History | None, snapshots: Tensor | None
     ) -> "Call":
         """``window`` is T to a power of 2."""
-        inputs = Inputs(x.q, x.k, x.v, x.a, x.b)
+        inputs = Inputs(_in_pieces(x.q), _in_pieces(x.k), _in_pieces(x.v), x.a, x.b)
         batch, heads = x.v.shape[0], x.v.shape[2]
         for name, tensor in inputs._asdict().items():
             assert tensor.numel() == 0 or tensor.stride(0) * batch < 2**31, f"{name} needs 64-bit offsets"
-        assert x.q.stride(3) == x.k.stride(3) == x.v.stride(3) == 1
         assert layer.state[0].is_contiguous()
+        if (layer.state.stride(0) * layer.state.element_size() | layer.state.data_ptr()) % PIECE:
+            raise ValueError(
+                f"state has rows {layer.state.stride(0)} elements apart: they must start at multiples of {PIECE} bytes"
+            )
         assert len(layer.state) <= MAX_ROWS
         assert layer.rows is None or snapshots is None
         records = strides = None
@@ -158,6 +164,12 @@ class Call:
             kernel = verify_window.warmup(*arguments, grid=(1,), **options)
             programs[shape] = _resident(kernel.metadata.shared, shape.WARPS, self.out.device)
         verify_window[(min(tiles, programs[shape]),)](*arguments, **options)
+
+
+def _in_pieces(x: Tensor) -> Tensor:
+    """A copy where the kernel could not load whole pieces."""
+    steps = (x.data_ptr(), *(n * x.element_size() for n in x.stride()[:3]))
+    return x.contiguous() if any(n % PIECE for n in steps) else x
 
 
 def _resident(shared: int, warps: int, device: torch.device) -> int:

@@ -5,7 +5,11 @@ Any tile gives the same bits (kernels/triton_recurrence.py), so these numbers ar
 
 from dataclasses import dataclass
 
+import triton
+from torch import Tensor
+
 from ssmspec.geometry import DType, Geometry
+from ssmspec.kernels.triton_records import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +73,37 @@ def fold_tile(g: Geometry) -> Tile:
 def fold_span(g: Geometry, layers: int, batch: int) -> int:
     """Layers per program: all of them once rows and heads alone fill the GPU, since most rows have nothing to do."""
     return layers if batch * g.num_v_heads >= 1024 else 1
+
+
+def shape_of(g: Geometry, tile: Tile, ring: int) -> Shape:
+    return Shape(
+        ARCH=str(g.arch),
+        BOUND=g.gate_lower_bound,
+        SOFTPLUS=g.dt_softplus,
+        SCALE=g.head_k**-0.5,
+        H=g.num_k_heads,
+        HV=g.num_v_heads,
+        PHV=power(g.num_v_heads),
+        K=g.head_k,
+        V=g.head_v,
+        R=ring,
+        PK=power(g.head_k),
+        LK=tile.lanes_k,
+        LV=tile.lanes_v,
+        NV=tile.lane_rows,
+        C=tile.chunk,
+        COMPILED=not triton.knobs.runtime.interpret,
+    )
+
+
+def row_step(name: str, t: Tensor) -> int:
+    """Elements from row to row; a row itself must be packed, the rows may lie apart."""
+    if not t[0].is_contiguous():
+        raise ValueError(f"{name} has strides {t.stride()}: only the first may skip elements")
+    return t.stride(0)
+
+
+def column(name: str, t: Tensor) -> Tensor:
+    """One number per batch row; a strided column of a table is copied, since the kernels read neighbours."""
+    assert t.dim() == 1, name
+    return t.contiguous()
