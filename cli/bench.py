@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from . import parse
+from ssmspec.geometry import Mode, Window
+from ssmspec.measure.sweep import Case
+
+from . import parse, study
 from .console import out, progress
 from .errors import UsageError
 from .options import Options, takes
@@ -17,18 +20,19 @@ from .options import Options, takes
 if TYPE_CHECKING:
     from ssmspec.measure.bench import Timing
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @takes(
     "model", "draft", "window", "policy", "mode", "ring", "state_dtype", "acceptance", "batch", "seed", "json"
 )
 def bench(ctx: typer.Context, o: Options) -> None:
-    """Time verify and accept over whole flush cycles, of what has passed the check of its bits at that shape.
+    """Time whole layers over whole flush cycles, of what has passed the check of its bits at that shape.
 
-    A step walks through at least 256 MiB of states, so that no cache holds them; device times are of CUDA graphs,
-    medians of 15. The share is of the speed of a copy: the time it would take for the predicted bytes. Exits 1
-    where a check failed.
+    A layer is everything between its projections, conv, verify and gated norm, and its part of the accept; vLLM's
+    own, where it is installed, beside it. A step walks through at least 256 MiB of states, so that no cache holds
+    them; device times are of CUDA graphs, medians of 15. The share is of the speed of a copy: the time it would take
+    for the predicted bytes. Exits 1 where a check failed.
     """
     import torch
 
@@ -37,28 +41,35 @@ def bench(ctx: typer.Context, o: Options) -> None:
     if importlib.util.find_spec("triton") is None:
         raise UsageError("bench needs the package triton: install ssmspec[triton]")
     from ssmspec.measure import bench as measure
-    from ssmspec.measure import environment
+    from ssmspec.measure import environment, peers
 
-    study, timings = parse.study(o, ()), []
-    runs = [
-        (case, policy, mode)
-        for case in study.cases
-        for policy in study.policies
-        for mode in study.modes
-        if policy != "native" or mode is study.modes[0]
-    ]
+    found = parse.study(o, ())
+    runs, timings = _runs(found, peers.PEERS), []
     with progress("benchmarking") as tell:
         bandwidth = measure.copy_bandwidth()
-        for number, (case, policy, mode) in enumerate(runs, 1):
-            tell(f"{number} of {len(runs)}, {policy} {mode}")
-            w = replace(case.window, mode=mode)
-            g = case.model.geometry
+        for number, (name, w, case) in enumerate(runs, 1):
+            tell(f"{number} of {len(runs)}, {name} {w.mode}")
+            one = peers.run if name in peers.PEERS else measure.run
             timings.append(
-                measure.run(policy, g, w, case.batch, case.acceptance, bandwidth=bandwidth, seed=o.seed)
+                one(
+                    name,
+                    case.model.geometry,
+                    w,
+                    case.batch,
+                    case.acceptance,
+                    bandwidth=bandwidth,
+                    seed=o.seed,
+                )
             )
     if o.json:
         rows = [asdict(t) | {"layer_us": t.layer_us, "share": t.share} for t in timings]
-        record = {"schema": SCHEMA, "environment": asdict(environment.record()), "timings": rows}
+        record = {
+            "schema": SCHEMA,
+            "command": study.command(ctx, found.options),
+            "device": torch.cuda.get_device_name(),
+            "environment": asdict(environment.record()),
+            "timings": rows,
+        }
         typer.echo(json.dumps(record, indent=1))
     else:
         out().print(_table(timings))
@@ -66,15 +77,32 @@ def bench(ctx: typer.Context, o: Options) -> None:
         raise typer.Exit(1)
 
 
+def _runs(found: parse.Study, others: Sequence[str]) -> list[tuple[str, Window, Case]]:
+    """What is timed: a policy to which the ring's length or the mode makes no difference, once."""
+    runs: dict[tuple[object, ...], tuple[str, Window, Case]] = {}
+    for case in found.cases:
+        for name in (*others, *found.policies):
+            for mode in found.modes:
+                w = replace(
+                    case.window, mode=mode if name in found.policies and name != "native" else Mode.EXACT
+                )
+                ring = w.ring_len if name == "checkpointing" else None
+                runs.setdefault(
+                    (name, w.mode, ring, case.batch, w.max_len, case.model.geometry), (name, w, case)
+                )
+    return list(runs.values())
+
+
 def _table(timings: Sequence["Timing"]) -> Table:
     table = Table(
-        "policy", "mode", "state", "K", "batch", "verify us", "accept us", "layer us", "host us", "share"
+        "policy", "mode", "state", "K", "L", "batch", "core us", "step us", "accept us", "layer us", "share"
     )
     for t in timings:
-        head = (t.policy, t.mode, t.state_dtype, str(t.draft), str(t.batch))
-        if t.verify_us is None or t.accept_us is None or t.layer_us is None or t.share is None:
-            table.add_row(*head, f"not timed: {t.refused}")
+        head = (t.policy, t.mode, t.state_dtype, str(t.draft), str(t.ring), str(t.batch))
+        if t.layer_us is None or t.share is None or t.step_us is None or t.accept_us is None:
+            table.add_row(*head, f"absent: {t.absent}" if t.absent else f"not timed: {t.refused}")
             continue
-        times = (t.verify_us.median, t.accept_us.median, t.layer_us, t.host_us or 0.0)
-        table.add_row(*head, *(f"{us:.1f}" for us in times), f"{t.share:.0%}")
+        core = "" if t.core_us is None else f"{t.core_us.median:.1f}"
+        times = (t.step_us.median, t.accept_us.median, t.layer_us)
+        table.add_row(*head, core, *(f"{us:.1f}" for us in times), f"{t.share:.0%}")
     return table

@@ -7,7 +7,7 @@ from shapes import GATES, geometry
 from ssmspec.acceptance import from_rate
 from ssmspec.geometry import Mode, Window
 from ssmspec.layout import POLICY_NAMES
-from ssmspec.measure import bench
+from ssmspec.measure import bench, peers
 from ssmspec.measure.bench import Spread, Timing
 from ssmspec.measure.expected import Expected
 from ssmspec.measure.rig import Rig
@@ -48,8 +48,41 @@ def test_a_broken_promise_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_pays_its_part_of_the_accept() -> None:
     t = Timing(
         policy="recover", mode=Mode.EXACT, state_dtype="float32", draft=3, ring=16, batch=8, accepted=3.0, layers=4,
-        verify_us=Spread(median=100.0, iqr=1.0), accept_us=Spread(median=80.0, iqr=1.0), bytes=3e8, bandwidth=4e12,
+        step_us=Spread(median=100.0, iqr=1.0), accept_us=Spread(median=20.0, iqr=1.0), bytes=3e8, bandwidth=4e12,
     )  # fmt: skip
     assert t.layer_us == 120.0
     assert t.share == pytest.approx(75 / 120)
     assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == Spread(median=4.0, iqr=4.0)
+
+
+@pytest.mark.parametrize("peer", peers.PEERS)
+def test_a_peer_that_is_not_there_is_absent_and_no_error(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    g = geometry("gdn", head_k=128, head_v=128)
+    t = peers.run(peer, g, W, 2, from_rate(0.6, 2), bandwidth=4e12)
+    assert (t.absent, t.refused, t.layer_us) == ("vllm is not installed", None, None)
+    assert "not kda" in str(peers.absent(peer, geometry("kda"), W))
+    assert "at most 8 tokens" in str(peers.absent(peers.FUSED, g, Window(max_len=9)))
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@pytest.mark.parametrize("peer", peers.PEERS)
+def test_a_peer_computes_the_same_layer(peer: str) -> None:
+    g = geometry("gdn", head_k=128, head_v=128)
+    assert peers.disagreement(peer, g, W, from_rate(0.6, 2), seed=0) is None
+
+
+def test_a_policy_that_does_not_care_for_ring_or_mode_is_timed_once() -> None:
+    from ssmspec_cli import bench as command
+    from ssmspec_cli import parse
+    from ssmspec_cli.options import Options
+
+    found = parse.study(Options(draft="3", ring="8,16", mode="exact,fast", state_dtype="fp32"), ())
+    runs = [(name, w.mode.value, w.ring_len) for name, w, _ in command._runs(found, ("peer",))]
+    assert sorted(name for name, _, _ in runs) == sorted(
+        ["peer", "native", *2 * ["recover"], *2 * ["every-step"], *4 * ["checkpointing"]]
+    )
+    assert {(mode, ring) for name, mode, ring in runs if name == "checkpointing"} == {
+        ("exact", 8), ("exact", 16), ("fast", 8), ("fast", 16),
+    }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ssmspec import layout
 from ssmspec.acceptance import Acceptance
@@ -17,6 +18,7 @@ from ssmspec.measure.rig import Rig
 STEPS = 16  # of one timed graph: several flushes of every row
 REPEATS = 15
 COLD = 256 * 2**20  # bytes of state that a step must walk through, so that none is found in the L2 cache
+POOL = 24 * 2**30  # bytes of state, at most, whose accepts are timed together
 FAST_BOUND = 2**-6  # of the largest output: two ulp of a bf16 output
 
 
@@ -35,29 +37,31 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One policy at one shape. ``refused``: why it was not timed."""
+    """One policy, or one peer, at one shape: times of a layer from its projections to its normed, gated output."""
 
-    policy: str
+    policy: str  # or a peer's name
     mode: Mode
     state_dtype: str
     draft: int
     ring: int
     batch: int
     accepted: float  # mean tokens of a step
-    refused: str | None = None
+    refused: str | None = None  # why it was not timed
+    absent: str | None = None  # why a peer cannot be timed here
     layers: int = 0  # that were timed together
-    verify_us: Spread | None = None  # of one layer, on the device
-    accept_us: Spread | None = None  # of one step, all timed layers together, on the device
+    step_us: Spread | None = None  # of one layer, on the device
+    core_us: Spread | None = None  # of that, without conv and norm
+    accept_us: Spread | None = None  # of one layer: its part of an accept of all the model's layers
     host_us: float | None = None  # of one step's launches without a graph, all timed layers together
     bytes: float = 0.0  # of one layer and step, predicted
     bandwidth: float = 0.0  # bytes per second of a large copy, read and written, in the same run
 
     @property
     def layer_us(self) -> float | None:
-        """A layer's share of a step: its verify, and its part of the accept."""
-        if self.verify_us is None or self.accept_us is None:
+        """A layer's share of a step: its own time, and its part of the accept."""
+        if self.step_us is None or self.accept_us is None:
             return None
-        return self.verify_us.median + self.accept_us.median / self.layers
+        return self.step_us.median + self.accept_us.median
 
     @property
     def share(self) -> float | None:
@@ -69,7 +73,7 @@ def copy_bandwidth() -> float:
     """Bytes read and written per second by a device copy of 2 GiB; the median of 10."""
     a = torch.empty(2**31, dtype=torch.uint8, device="cuda")
     b = torch.empty_like(a)
-    return 2 * a.numel() / (_timed(lambda: b.copy_(a), 10).median * 1e-6)
+    return 2 * a.numel() / (timed(lambda: b.copy_(a), 10).median * 1e-6)
 
 
 def disagreement(
@@ -86,14 +90,24 @@ def disagreement(
         (a,), (b,) = ours.verify(i), native.verify(i)
         if promised.outputs and not torch.equal(a, b):
             return f"outputs differ from native's at step {i + 1}"
-        gap = float((a.float() - b.float()).abs().max())
-        if not gap <= FAST_BOUND * max(1.0, float(b.float().abs().max())):
-            return f"outputs are {gap:.2g} away from native's at step {i + 1}"
+        if (apart := gap(a, b)) is not None:
+            return f"outputs are {apart} away from native's at step {i + 1}"
         ours.accept()
         native.accept()
     if promised.states and not torch.equal(ours.settled(), native.settled()):
         return "states differ from native's"
     return None
+
+
+def gap(got: Tensor, want: Tensor) -> str | None:
+    """The largest difference, where it is above FAST_BOUND, or no number."""
+    apart, scale = float((got.float() - want.float()).abs().max()), float(want.float().abs().max())
+    return None if apart <= FAST_BOUND * max(1.0, scale) else f"{apart:.2g}"
+
+
+def layers_of(g: Geometry, batch: int) -> int:
+    """As many as keep a step's states out of the L2 cache."""
+    return max(1, min(64, -(-COLD // (batch * layout.state(g).nbytes))))
 
 
 def run(
@@ -108,7 +122,7 @@ def run(
     backend: str = "triton",
 ) -> Timing:
     """Check the bits, then time. Needs a CUDA device."""
-    layers = max(1, min(64, -(-COLD // (batch * layout.state(g).nbytes))))
+    layers = layers_of(g, batch)
     timing = Timing(
         policy=policy,
         mode=w.mode,
@@ -124,51 +138,74 @@ def run(
     where = {"device": "cuda", "backend": backend}
     if (why := disagreement(policy, g, w, acceptance, seed=seed, **where)) is not None:
         return replace(timing, refused=why)
-    r = Rig(policy, replace(g, num_layers=layers), w, batch, acceptance, steps=STEPS, seed=seed, **where)
+
+    def rig(layers: int) -> Rig:
+        return Rig(
+            policy, replace(g, num_layers=layers), w, batch, acceptance, steps=STEPS, seed=seed, **where
+        )
+
+    r = rig(layers)
     r.cycle()  # compiles, and spreads the rows over their flush cycles
-    host = _host(r)
-    whole = _timed(_graph(r.cycle), REPEATS)
-    accepts = _timed(_graph(lambda: _accepts(r)), REPEATS)
-    each = STEPS * layers
+    launches = host(r.cycle, STEPS)
+    whole, core, accepts = (
+        timed(graph(work), REPEATS) for work in (r.cycle, lambda: _cores(r), lambda: _accepts(r))
+    )
+    slot = sum(f.nbytes for f in layout.of(policy, g, w))
+    together = max(1, min(g.num_layers, POOL // (slot * batch)))
+    model = rig(together)
+    accept = timed(graph(lambda: _accepts(model)), REPEATS)
     return replace(
         timing,
-        verify_us=Spread(median=(whole.median - accepts.median) / each, iqr=whole.iqr / each),
-        accept_us=Spread(median=accepts.median / STEPS, iqr=accepts.iqr / STEPS),
-        host_us=host,
+        step_us=_less(whole, accepts, STEPS * layers),
+        core_us=_less(core, accepts, STEPS * layers),
+        accept_us=_less(accept, Spread(median=0.0, iqr=0.0), STEPS * together),
+        host_us=launches,
     )
+
+
+def _less(whole: Spread, part: Spread, times: int) -> Spread:
+    return Spread(median=(whole.median - part.median) / times, iqr=whole.iqr / times)
+
+
+def _cores(r: Rig) -> None:
+    """The steps of a cycle without conv and norm."""
+    for i in range(r.steps):
+        r.recur(i)
+        r.accept()
 
 
 def _accepts(r: Rig) -> None:
     """The steps of a cycle without their verifies: the cursors move alike."""
     for i in range(r.steps):
-        r.step.lens.fill_(r.w.max_len)
-        r.step.accepted.copy_(r.accepted[i])
+        r.stage(i)
         r.accept()
 
 
-def _host(r: Rig) -> float:
+def host(cycle: Callable[[], object], steps: int) -> float:
+    """Microseconds that the host needs to launch a step."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    r.cycle()
+    cycle()
     spent = time.perf_counter() - start
     torch.cuda.synchronize()
-    return spent / r.steps * 1e6
+    return spent / steps * 1e6
 
 
-def _graph(work: Callable[[], object]) -> Callable[[], object]:
+def graph(work: Callable[[], object]) -> Callable[[], object]:
     """Capture once; what is returned replays it."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
         work()
-    return graph.replay
+    return captured.replay
 
 
-def _timed(work: Callable[[], object], repeats: int) -> Spread:
+def timed(work: Callable[[], object], repeats: int) -> Spread:
+    """Device time of a call, after one that warms up."""
     work()
     times = []
     for _ in range(repeats):

@@ -1,6 +1,7 @@
 """Layers of one policy on a device, and speculative steps through them with acceptance drawn beforehand."""
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,11 +48,15 @@ class Rig:
         self.policy.start(self.step.slots, self.step.slots)
         drawn = torch.tensor([*acceptance.sample(steps * batch, seed=seed)]).view(steps, batch)
         self.accepted = drawn.to(device)
-        self.inputs = [self._projected(batch) for _ in range(g.num_layers)]
         self.weights = [self._weights() for _ in range(g.num_layers)]
         window, norm = parts(backend)
         self.conv = self._conv(window, batch)
         self.layer = LayerStep(g, self.conv, self.policy.verify, norm.of(g), self.weights)
+
+    @cached_property
+    def inputs(self) -> list[Projected]:
+        """Of every layer; drawn when a step first needs them."""
+        return [self._projected(len(self.step.slots)) for _ in range(self.g.num_layers)]
 
     def _conv(self, window: type[ConvWindow], batch: int) -> ConvWindow:
         """Channels are neighbours in memory, as in vLLM's default layout of conv states."""
