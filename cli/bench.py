@@ -67,6 +67,7 @@ def bench(ctx: typer.Context, o: Options) -> None:
             "schema": SCHEMA,
             "command": study.command(ctx, found.options),
             "device": torch.cuda.get_device_name(),
+            "vllm": environment.installed("vllm"),
             "environment": asdict(environment.record()),
             "timings": rows,
         }

@@ -37,11 +37,11 @@ class Rig:
         backend: str,
     ) -> None:
         self.g, self.w, self.steps, self.device = g, w, steps, device
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.params = [_on(device, p) for p in layer_params(g, seed)]
         pool = StatePool.allocate(layout.of(policy, g, w), g.num_layers, batch + 1, device)
         self.policy = policies.make(policy, g, w, pool, self.params, backend)
-        slots = torch.randperm(batch, generator=self.generator) + 1
+        slots = torch.randperm(batch, generator=self.generator, device=device) + 1
         self.step = Step.empty(batch, w.max_len, device)
         for buffer in (self.step.slots, self.step.next_slots):
             buffer.copy_(slots)
@@ -68,7 +68,8 @@ class Rig:
         return conv
 
     def _draw(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator).to(storage(self.g.act_dtype)).to(self.device)
+        x = torch.randn(*shape, generator=self.generator, device=self.device)
+        return x.to(storage(self.g.act_dtype))
 
     def _projected(self, batch: int) -> Projected:
         g, t = self.g, self.w.max_len
