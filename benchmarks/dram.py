@@ -11,7 +11,8 @@ from collections import defaultdict
 from dataclasses import asdict, replace
 
 from ssmspec import acceptance, presets
-from ssmspec.geometry import DType, Mode, Window
+from ssmspec.acceptance import Acceptance
+from ssmspec.geometry import DType, Geometry, Mode, Window
 from ssmspec.measure import traffic
 
 LAYERS, STEPS = 2, 6
@@ -37,7 +38,7 @@ def profiled(policy: str, mode: str, state: str, t: str, rate: str, batch: str) 
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def shape(mode: str, state: str, t: str, rate: str):
+def shape(mode: str, state: str, t: str, rate: str) -> tuple[Geometry, Window, Acceptance]:
     g = replace(presets.load(presets.DEFAULT).geometry, state_dtype=DType(state))
     return g, Window(max_len=int(t), mode=Mode(mode)), acceptance.from_rate(float(rate), int(t) - 1)
 
@@ -69,9 +70,9 @@ if __name__ == "__main__":
             for name, fused in (("fused", True), ("apart", False))
         }
         times = LAYERS * STEPS * int(batch) / 1e6
-        print(json.dumps({
+        sys.stdout.write(json.dumps({
             "arguments": sys.argv[1:], "layers": LAYERS, "steps": STEPS,
             "measured_mb": sum(sum(k.values()) for k in kernels.values()),
             "predicted_mb": {name: t.total * times for name, t in predicted.items()},
             "predicted_parts": asdict(predicted["apart"].parts), "kernels_mb": kernels,
-        }, indent=1))  # fmt: skip
+        }, indent=1) + "\n")  # fmt: skip
