@@ -27,6 +27,7 @@ FLAGS = {
     "tp": "--tp",
     "policy": "--policy",
     "backend": "--backend",
+    "device": "--device",
     "seed": "--seed",
 }
 """Fields that a flag sets, by the name they have in ValueErrors. A window's T is --draft plus one."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ssmspec.layout import POLICY_NAMES
+from ssmspec.runtime.setup import Device
 
 from . import files, parse
 from .console import progress
@@ -24,6 +25,7 @@ def soak(
         str, typer.Option("--policy", metavar="LIST", help="Who is compared with native.")
     ] = ",".join(POLICY_NAMES),
     backend: Annotated[str, typer.Option(help="What computes.")] = "torch",
+    device: Annotated[Device, typer.Option(help="Where.")] = Device.CPU,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where a failing script is written.")
@@ -47,9 +49,7 @@ def soak(
 
     with progress("soaking") as tell:
         report = lives.run(
-            seed,
-            names,
-            backend=backend,
+            lives.Soak(seed=seed, policies=names, backend=backend, device=device),
             minutes=minutes if minutes is not None else inf if events else 1.0,
             events=events or inf,
             jobs=jobs,

@@ -45,14 +45,14 @@ def lives(n: int, lossy: bool = False) -> list[tuple[Setup, list[ev.Event]]]:
 
 
 def test_random_lives_are_natives_under_every_policy() -> None:
-    report = soak.run(0, events=500)
+    report = soak.run(soak.Soak(seed=0), events=500)
     assert report.found is None
     assert report.events >= 500
 
 
 @pytest.mark.slow
 def test_many_random_lives_are_natives() -> None:
-    report = soak.run(1, events=20_000)
+    report = soak.run(soak.Soak(seed=1), events=20_000)
     assert report.found is None
 
 
@@ -112,9 +112,9 @@ def test_windows_stay_open_over_other_events() -> None:
 
 
 def test_a_seed_decides_a_life_whatever_the_jobs() -> None:
-    one, again, two = (soak.run(5, events=1, jobs=jobs) for jobs in (1, 1, 2))
+    one, again, two = (soak.run(soak.Soak(seed=5), events=200, jobs=jobs) for jobs in (1, 1, 2))
     assert one == again == two
-    assert soak.run(6, events=1) != one
+    assert soak.run(soak.Soak(seed=6), events=200) != one
 
 
 @pytest.mark.parametrize("policy", layout.POLICY_NAMES)
@@ -185,7 +185,7 @@ def test_a_planted_bug_is_found_and_shrunk(
 ) -> None:
     with monkeypatch.context() as patch:
         bug(patch)
-        found = soak.run(0, events=3000).found
+        found = soak.run(soak.Soak(seed=0), events=3000).found
         assert found is not None
         assert len(found.script) <= 14
         assert len(found.script) < found.drawn

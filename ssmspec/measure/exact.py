@@ -110,7 +110,7 @@ class _Judge:
             policy=c.policy,
             mode=c.w.mode,
             state_dtype=c.g.state_dtype,
-            expected=expected(c.policy, c.g, c.w),
+            expected=expected(c.policy, c.g, c.w, c.backend),
             outputs=self.outputs.get(c.name, Tally()),
             states=self.states.get(c.name, Tally()),
             first=self.first.get(c.name),
@@ -155,11 +155,15 @@ def play(
 ) -> list[Exactness]:
     """Play any script the same way. Without ``oracle`` the errors are not measured, and windows may be dropped."""
     plain = replace(setup.geometry, read_dtype=None)
-    native = Contender(name="native", policy="native", g=plain, w=setup.window)
+    native = Contender(name="native", policy="native", g=plain, w=setup.window, backend=setup.backend)
     double = replace(plain, state_dtype=DType.FP64, stochastic=False)
     runs = [
-        Contender(
-            name=f"{policy} {mode}", policy=policy, g=setup.geometry, w=replace(setup.window, mode=mode)
+        replace(
+            native,
+            name=f"{policy} {mode}",
+            policy=policy,
+            g=setup.geometry,
+            w=replace(setup.window, mode=mode),
         )
         for mode in modes
         for policy in names

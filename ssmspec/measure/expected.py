@@ -19,13 +19,14 @@ class Expected:
         return self.outputs and self.states
 
 
-def expected(policy: str, g: Geometry, w: Window) -> Expected:
+def expected(policy: str, g: Geometry, w: Window, backend: str = "torch") -> Expected:
     """Computed from what is recorded, in which order it is summed, and where the state is rounded."""
     if policy == "native":
         return Expected(outputs=True, states=True)
     fast = w.mode is Mode.FAST
     raw = g.arch is Arch.MAMBA2 or g.read_dtype is not None  # records do not depend on the state
     lossy = g.record_dtype is not DType.FP32 and not raw
+    products = fast and (backend == "triton" or not raw)  # triton's fast mode folds by products, too
     flushes = policy == "checkpointing" and g.state_dtype is not DType.FP32
     at_flush = flushes and not layout.rounds_at_ends(policy, g, w)
     reasons = [
@@ -38,6 +39,6 @@ def expected(policy: str, g: Geometry, w: Window) -> Expected:
         )
         if holds
     ]
-    states = not (lossy or at_flush or (fast and not raw))
+    states = not (lossy or at_flush or products)
     outputs = states and not fast and g.read_dtype is None
     return Expected(outputs=outputs, states=states, why="; ".join(reasons))

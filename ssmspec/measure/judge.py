@@ -32,7 +32,7 @@ class Judge:
     """Raises at the first pair that is not what ``exact.expected`` says, and where a recomputed state is another."""
 
     def __init__(self, setup: Setup, contenders: Sequence[Contender]) -> None:
-        self.expected = {c.name: expected(c.policy, c.g, c.w) for c in contenders}
+        self.expected = {c.name: expected(c.policy, c.g, c.w, c.backend) for c in contenders}
         self.near = {c.name for c in contenders if _only_reordered(c)}
         self.functional = setup.geometry.state_dtype is DType.FP32  # of the tokens, however they came in
         self.known: dict[tuple[str, str, int, int], torch.Tensor] = {}
@@ -79,7 +79,7 @@ def contenders(setup: Setup, policies: Sequence[str]) -> tuple[Contender, list[C
 
     def contender(policy: str) -> Contender:
         g = plain if policy == "native" else setup.geometry
-        return Contender(name=policy, policy=policy, g=g, w=setup.window)
+        return Contender(name=policy, policy=policy, g=g, w=setup.window, backend=setup.backend)
 
     return replace(contender("native"), name="the judge"), [contender(p) for p in policies]
 

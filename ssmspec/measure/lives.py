@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from ssmspec.geometry import Arch, Conv, DType, Geometry, Mode, Window
 from ssmspec.measure.ledger import Ledger
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.setup import Setup
+from ssmspec.runtime.setup import Device, Setup
 
 WHOLE = 1 << 12  # a chunk that no prompt of a life exceeds
 
@@ -103,13 +103,32 @@ class Life:
         return None
 
 
-def draw_setup(rng: random.Random, backend: str) -> Setup:
-    """A small shape and a window: any recurrence and gate, any way to store the state."""
-    arch, k = rng.choice([*Arch]), 16
-    h, v = rng.choice((1, 2)), rng.choice((4, 8))
+def draw_setup(
+    rng: random.Random, backend: str, device: Device = Device.CPU, shapes: random.Random | None = None
+) -> Setup:
+    """A small shape and a window: any recurrence and gate, any way to store the state that the backend has.
+
+    ``shapes`` draws what a kernel is compiled for, where that should repeat.
+    """
+    compiled = backend == "triton"
+    return Setup(
+        geometry=_geometry(shapes or rng, compiled=compiled, large=device is Device.CUDA),
+        window=_window(shapes or rng),
+        poison=rng.choice((None, 0xFF, 0x3E)),
+        slots=rng.randint(4, 9),
+        seed=rng.randrange(2**16),
+        backend=backend,
+        device=device,
+    )
+
+
+def _geometry(rng: random.Random, *, compiled: bool, large: bool) -> Geometry:
+    arch, k = rng.choice([*Arch]), rng.choice((16, 64, 128)) if large else 16
+    h, v = rng.choice((1, 2)), rng.choice((8, 64, 128) if large else (4, 8))
     hv = h * rng.choice((1, 2))
-    state = rng.choice((DType.FP32, DType.FP32, DType.BF16, DType.FP16, DType.NVFP4))
-    g = Geometry(
+    states = (DType.FP32, DType.FP32, DType.BF16, DType.FP16, DType.NVFP4)
+    state = rng.choice(states[:4] if compiled else states)
+    return Geometry(
         arch=arch,
         num_layers=rng.choice((1, 1, 2)),
         num_k_heads=h,
@@ -119,25 +138,19 @@ def draw_setup(rng: random.Random, backend: str) -> Setup:
         conv=Conv(channels=2 * h * k + hv * v, width=rng.choice((2, 3, 4)), dilation=rng.choice((1, 1, 2))),
         act_dtype=rng.choice((DType.BF16, DType.FP16, DType.FP32)),
         state_dtype=state,
-        stochastic=state in (DType.BF16, DType.FP16) and rng.random() < 0.3,
+        stochastic=not compiled and state in (DType.BF16, DType.FP16) and rng.random() < 0.3,
         record_dtype=rng.choice((DType.FP32,) * 8 + (DType.BF16, DType.FP16)),
-        read_dtype=rng.choice((None,) * 9 + (DType.BF16, DType.FP8, DType.NVFP4)),
+        read_dtype=None if compiled else rng.choice((None,) * 9 + (DType.BF16, DType.FP8, DType.NVFP4)),
         gate_lower_bound=-5.0 if arch is Arch.KDA and rng.random() < 0.5 else None,
         dt_softplus=rng.random() < 0.7,
     )
+
+
+def _window(rng: random.Random) -> Window:
     t = rng.randint(1, 6)
-    w = Window(
+    return Window(
         max_len=t,
         ring_len=rng.choice((None, t, rng.randint(t, 20))),
         align=rng.choice((0, t, rng.randint(t, t + 8))),
         mode=rng.choice((Mode.EXACT,) * 4 + (Mode.FAST,)),
-    )
-    poison = rng.choice((None, 0xFF, 0x3E))
-    return Setup(
-        geometry=g,
-        window=w,
-        slots=rng.randint(4, 9),
-        seed=rng.randrange(2**16),
-        backend=backend,
-        poison=poison,
     )

@@ -20,7 +20,7 @@ class Contender:
     policy: str
     g: Geometry
     w: Window
-    backend: str | None = None  # None: the lockstep's
+    backend: str = "torch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Pair:
 class Lockstep:
     """``judge`` is called with each pair as soon as both sides have seen it.
 
-    Geometry and window are the contenders'. The setup's poison fills the others' pools and native's not, so that
-    stale memory shows even where all of them read it.
+    Geometry, window and backend are the contenders'. The setup's poison fills the others' pools and not native's,
+    so that stale memory shows even where all of them read it.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class Lockstep:
             def see(s: Seen) -> None:
                 queue[s.what, s.request, s.layer, s.tokens].append(s)
 
-            backend = c.backend or setup.backend
-            its = replace(setup, geometry=c.g, window=c.w, backend=backend, poison=poison)
+            its = replace(setup, geometry=c.g, window=c.w, backend=c.backend, poison=poison)
             return Engine(c.policy, its, see)
 
         self.native_name = native.name

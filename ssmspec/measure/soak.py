@@ -18,9 +18,12 @@ from ssmspec.measure.ledger import repaired
 from ssmspec.measure.lives import Life, draw_setup
 from ssmspec.measure.shrink import shrink
 from ssmspec.runtime import events as ev
-from ssmspec.runtime.setup import Setup
+from ssmspec.runtime.engine import Engine
+from ssmspec.runtime.setup import Device, Setup
 
 EVENTS_PER_LIFE = 120
+COMPILED_SHAPES = 16  # a shape takes half a minute to compile for: later lives come back to it
+AHEAD = 4  # lives per process that may wait for an earlier one
 MAX_REPLAYS = 400  # of a shrink
 
 
@@ -50,6 +53,17 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Soak:
+    """What lives are drawn from, and where they are played."""
+
+    seed: int
+    policies: Sequence[str] = layout.POLICY_NAMES
+    backend: str = "torch"
+    device: Device = Device.CPU
+    length: int = EVENTS_PER_LIFE  # events of a life, without those that end it
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Lived:
     """What one life came to."""
 
@@ -57,17 +71,19 @@ class _Lived:
     found: Found | None = None
 
 
-def live(index: int, seed: int, policies: Sequence[str], backend: str) -> _Lived:
+def live(index: int, soak: Soak) -> _Lived:
     """Life number ``index`` of a soak: drawn, played, and where it fails shrunk. Repeats exactly."""
-    rng = random.Random(f"{seed}/{index}")
-    setup = draw_setup(rng, backend)
+    rng, policies, shapes = random.Random(f"{soak.seed}/{index}"), soak.policies, None
+    if soak.backend == "triton":
+        shapes = random.Random(f"{soak.seed}/shape {index % COMPILED_SHAPES}")
+    setup = draw_setup(rng, soak.backend, soak.device, shapes)
     if setup.geometry.read_dtype is not None:
         policies = [p for p in policies if p != "native"]
     elif rng.random() < 0.75:  # else native plays dropped windows too, and their requests start over
         policies = [p for p in policies if p != "native"] or policies
     policies = sorted(policies, key=lambda p: p == "native")  # the others are blamed first
     lossy = "native" in policies
-    script = list(Life(setup, rng, lossy=lossy).events(EVENTS_PER_LIFE))
+    script = list(Life(setup, rng, lossy=lossy).events(soak.length))
     played, failure = play(setup, policies, script)
     kinds = Counter(e.kind for e in script[:played])
     if failure is None:
@@ -102,10 +118,8 @@ def _shrunk(
 
 
 def run(
-    seed: int,
-    policies: Sequence[str] = layout.POLICY_NAMES,
+    soak: Soak,
     *,
-    backend: str = "torch",
     minutes: float = float("inf"),
     events: float = float("inf"),
     jobs: int = 1,
@@ -113,10 +127,13 @@ def run(
 ) -> Report:
     """Play lives one after another, until the time is over, so many events are played, or one fails.
 
-    Lives are judged in their order, so the same seed finds the same failure with any number of ``jobs``.
+    Lives are judged in their order, so the same seed finds the same failure with any number of ``jobs``. Raises
+    ValueError where the backend cannot compute on the device.
     """
+    Engine("native", Setup(backend=soak.backend, device=soak.device))
+    soak = replace(soak, length=int(min(events, soak.length)))
     report, end = Report(), time.monotonic() + 60 * minutes
-    with closing(_lives(seed, tuple(policies), backend, jobs)) as lives:
+    with closing(_lives(soak, jobs)) as lives:
         for lived in lives:
             report = replace(
                 report,
@@ -131,17 +148,17 @@ def run(
     return report
 
 
-def _lives(seed: int, policies: tuple[str, ...], backend: str, jobs: int) -> Generator[_Lived, None, None]:
-    """Endless; with several jobs as many lives are played ahead of the one that is asked for."""
+def _lives(soak: Soak, jobs: int) -> Generator[_Lived, None, None]:
+    """Endless; with several jobs lives are played ahead of the one that is asked for."""
     if jobs == 1:
         for index in itertools.count():
-            yield live(index, seed, policies, backend)
+            yield live(index, soak)
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     ahead: deque[Future[_Lived]] = deque()
     try:
         for index in itertools.count():
-            ahead.append(pool.submit(live, index, seed, policies, backend))
-            if len(ahead) > jobs:
+            ahead.append(pool.submit(live, index, soak))
+            if len(ahead) > AHEAD * jobs:
                 yield ahead.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

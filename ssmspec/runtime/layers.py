@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -89,8 +89,9 @@ class Layers:
         return torch.tensor([value], dtype=torch.int64).to(self.device, non_blocking=True)
 
     def _moved(self, what: T) -> T:
-        tensors = {f.name: v for f in fields(what) if isinstance(v := getattr(what, f.name), Tensor)}
-        return replace(what, **{n: v.to(self.device, non_blocking=True) for n, v in tensors.items()})
+        held: dict[str, Any] = {f.name: getattr(what, f.name) for f in fields(what)}
+        moved = {n: v.to(self.device, non_blocking=True) for n, v in held.items() if isinstance(v, Tensor)}
+        return replace(what, **(held | moved))
 
 
 def _on_host(layers: Sequence[Tensor]) -> Sequence[Tensor]:
