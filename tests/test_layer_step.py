@@ -55,20 +55,27 @@ def test_a_norm_is_its_definition(name: str, backend: str) -> None:
         assert not got[b, length:].any()
 
 
-def whole(name: str, g: Geometry, backend: str) -> list[Tensor]:
-    """The outputs of one layer over some ragged steps among null rows."""
+def whole(name: str, g: Geometry, backend: str, fused: bool = False) -> list[Tensor]:
+    """The outputs of one layer over some ragged steps among null rows; then its state, and the conv's inputs."""
     p, gen = policy(name, g, backend=backend), torch.Generator().manual_seed(2)
+    kind: type[LayerStep] = LayerStep
+    if fused:
+        from ssmspec.kernels.hopper_layer import FusedStep, FusedVerify
+
+        p.kernels, kind = replace(p.kernels, verify=FusedVerify(g, W, p.kernels.verify)), FusedStep
     start(p, [1, 2], seed=1)
     window, norm = parts(backend)
-    conv = window(g.conv, StatePool.allocate(window.layout(g.conv, W.max_len, g.act_dtype), 1, 4, DEVICE))
+    pool = StatePool.allocate(window.layout(g.conv, W.max_len, g.act_dtype), 1, 4, DEVICE)
+    pool.tensors["conv"] = pool["conv"].mT.contiguous().mT
+    conv = window(g.conv, pool)
     conv.reset(ints(1, 2))
 
     def draw(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=gen).bfloat16().to(DEVICE)
 
     scales = (g.num_v_heads * g.head_v if g.arch is Arch.MAMBA2 else g.head_v,)
-    weights = Weights(conv=draw(g.conv.channels, g.conv.width), norm=draw(*scales))
-    layer, outs = LayerStep(g, conv, p.verify, norm.of(g), [weights]), []
+    weights = Weights(conv=draw(g.conv.width, g.conv.channels).mT, norm=draw(*scales))
+    layer, outs = kind(g, conv, p.verify, norm.of(g), [weights]), []
     gate, lead = (g.head_k,) if g.arch is Arch.KDA else (), (4, W.max_len)
     for _ in range(8 if ON_GPU else 2):
         step = staged(W, [2, 0, 1, -1], [2, 1, 3, 1], accepted=[1, 0, 2, 0])
@@ -84,7 +91,9 @@ def whole(name: str, g: Geometry, backend: str) -> list[Tensor]:
         conv.accept(commit)
         assert not any(x.any() for x in (out[0, 2:], out[1], out[2, 3:], out[3]))
         outs.append(out)
-    return outs
+    for kept in (p, conv):
+        kept.settle(ints(1, 2))
+    return [*outs, p.checkpoint(0)[1:3].clone(), conv.field[0, 1:3, :, : g.conv.history].clone()]
 
 
 @pytest.mark.parametrize("gate", ["gdn", "kda", "mamba2"])
@@ -97,3 +106,17 @@ def test_a_layer_gives_what_torch_gives_and_every_policy_the_same_bits(gate: str
         assert (a.float() - b.float()).abs().max() <= 2**-5 * a.float().abs().max()
     for name in POLICY_NAMES[1:] if ON_GPU else ["checkpointing"]:
         assert all(map(torch.equal, want, whole(name, g, "triton"))), name
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the kernels are compiled for one GPU")
+@pytest.mark.parametrize("store", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("heads", [(4, 8), (16, 32), (3, 3)])
+def test_a_fused_step_has_the_bits_of_its_pieces(name: str, store: str, heads: tuple[int, int]) -> None:
+    from ssmspec.kernels import hopper_layer
+
+    g = shape("gdn", store, num_layers=1, num_k_heads=heads[0], num_v_heads=heads[1])
+    g = replace(g, conv=replace(g.conv, channels=128 * (2 * heads[0] + heads[1])))
+    if not hopper_layer.serves(g, W):
+        pytest.skip("not a Hopper GPU")
+    assert all(map(torch.equal, whole(name, g, "triton"), whole(name, g, "triton", fused=True)))

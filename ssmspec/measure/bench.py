@@ -79,13 +79,17 @@ def copy_bandwidth() -> float:
 def disagreement(
     policy: str, g: Geometry, w: Window, acceptance: Acceptance, *, seed: int, device: str, backend: str
 ) -> str | None:
-    """Play 24 steps beside native on 8 requests of one layer; a sentence where a promise is broken."""
+    """Play 24 steps beside native, piece by piece, on 8 requests of one layer; a sentence where a promise is broken."""
     one, plain, steps = replace(g, num_layers=1), replace(w, mode=Mode.EXACT), 24
 
-    def rig(name: str, window: Window) -> Rig:
-        return Rig(name, one, window, 8, acceptance, steps=steps, seed=seed, device=device, backend=backend)
+    def rig(name: str, window: Window, fused: bool) -> Rig:
+        return Rig(
+            name, one, window, 8, acceptance,
+            steps=steps, seed=seed, device=device, backend=backend, fused=fused,
+        )  # fmt: skip
 
-    ours, native, promised = rig(policy, w), rig("native", plain), expected(policy, one, w)
+    ours, native = rig(policy, w, True), rig("native", plain, False)
+    promised = expected(policy, one, w)
     for i in range(steps):
         (a,), (b,) = ours.verify(i), native.verify(i)
         if promised.outputs and not torch.equal(a, b):
@@ -135,14 +139,13 @@ def run(
         bytes=traffic.of(policy, g, w, acceptance).total * batch,
         bandwidth=bandwidth,
     )
-    where = {"device": "cuda", "backend": backend}
-    if (why := disagreement(policy, g, w, acceptance, seed=seed, **where)) is not None:
+    why = disagreement(policy, g, w, acceptance, seed=seed, device="cuda", backend=backend)
+    if why is not None:
         return replace(timing, refused=why)
 
     def rig(layers: int) -> Rig:
-        return Rig(
-            policy, replace(g, num_layers=layers), w, batch, acceptance, steps=STEPS, seed=seed, **where
-        )
+        some = replace(g, num_layers=layers)
+        return Rig(policy, some, w, batch, acceptance, steps=STEPS, seed=seed, device="cuda", backend=backend)
 
     r = rig(layers)
     r.cycle()  # compiles, and spreads the rows over their flush cycles

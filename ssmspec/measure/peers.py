@@ -162,10 +162,8 @@ def _found(module: str, name: str) -> Callable[..., Any]:
 
 
 def _rig(g: Geometry, w: Window, batch: int, acceptance: Acceptance, layers: int, seed: int) -> Rig:
-    where = {"device": "cuda", "backend": "triton"}
-    return Rig(
-        "recover", replace(g, num_layers=layers), w, batch, acceptance, steps=STEPS, seed=seed, **where
-    )
+    some = replace(g, num_layers=layers)
+    return Rig("recover", some, w, batch, acceptance, steps=STEPS, seed=seed, device="cuda", backend="triton")
 
 
 def disagreement(peer: str, g: Geometry, w: Window, acceptance: Acceptance, *, seed: int) -> str | None:

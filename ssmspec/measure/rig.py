@@ -6,10 +6,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ssmspec import layout, policies
+from ssmspec import kernels, layout, policies
 from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Arch, Geometry, Window
-from ssmspec.kernels.base import LayerParams, Tokens
+from ssmspec.kernels.base import Kernels, LayerParams, Tokens
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.kernels.layer_step import LayerStep, Projected, Weights, parts
 from ssmspec.pool import StatePool, storage
@@ -20,7 +20,8 @@ from ssmspec.step import Step
 class Rig:
     """``batch`` requests with full windows, their slots in random order. All of a step runs on the device.
 
-    A layer is everything between its projections: conv, gates, verify with its flushes and records, gated norm.
+    A layer is everything between its projections: conv, gates, verify with its flushes and records, gated norm; in as
+    few launches as there are kernels for, or (not ``fused``) piece by piece.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class Rig:
         seed: int,
         device: str,
         backend: str,
+        fused: bool = True,
     ) -> None:
         self.g, self.w, self.steps, self.device = g, w, steps, device
         self.generator = torch.Generator(device).manual_seed(seed)
         self.params = [_on(device, p) for p in layer_params(g, seed)]
         pool = StatePool.allocate(layout.of(policy, g, w), g.num_layers, batch + 1, device)
-        self.policy = policies.make(policy, g, w, pool, self.params, backend)
+        made, step = _step(kernels.make(backend, g, w), g, w, fused and backend == "triton")
+        self.policy = policies.POLICIES[policy](g, w, pool, made, self.params)
         slots = torch.randperm(batch, generator=self.generator, device=device) + 1
         self.step = Step.empty(batch, w.max_len, device)
         for buffer in (self.step.slots, self.step.next_slots):
@@ -51,7 +54,7 @@ class Rig:
         self.weights = [self._weights() for _ in range(g.num_layers)]
         window, norm = parts(backend)
         self.conv = self._conv(window, batch)
-        self.layer = LayerStep(g, self.conv, self.policy.verify, norm.of(g), self.weights)
+        self.layer = step(g, self.conv, self.policy.verify, norm.of(g), self.weights)
 
     @cached_property
     def inputs(self) -> list[Projected]:
@@ -123,6 +126,16 @@ class Rig:
         return torch.stack(
             [self.policy.checkpoint(i)[self.step.slots].float() for i in range(self.g.num_layers)]
         )
+
+
+def _step(made: Kernels, g: Geometry, w: Window, fused: bool) -> tuple[Kernels, type[LayerStep]]:
+    """With the conv in the launch in front of verify, where there are kernels for that."""
+    if fused:
+        from ssmspec.kernels import hopper_layer
+
+        if hopper_layer.serves(g, w):
+            return replace(made, verify=hopper_layer.FusedVerify(g, w, made.verify)), hopper_layer.FusedStep
+    return made, LayerStep
 
 
 def _on(device: str, p: LayerParams) -> LayerParams:

@@ -1,0 +1,148 @@
+"""A layer's step with the conv and ``prepare_window`` in one launch, where the Hopper kernels serve."""
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from ssmspec.geometry import Geometry, Window
+from ssmspec.kernels import hopper, selftest
+from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
+from ssmspec.kernels.conv_triton import ConvRing
+from ssmspec.kernels.hopper import Call
+from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
+from ssmspec.kernels.hopper_tile import Shape, power_of_2
+from ssmspec.kernels.layer_step import LayerStep, Projected
+from ssmspec.step import Step
+
+FEW = 8  # rows, up to which a program serves two heads instead of eight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unconvolved(Tokens):
+    """Tokens whose q, k and v are room for what the conv makes of ``x``."""
+
+    ring: ConvRing
+    index: int  # of the layer in the ring
+    packed: Tensor  # the room as one, [B, T, D]
+    x: Tensor  # [B, T, D]
+    taps: Tensor  # [W, D]
+    bias: Tensor | None
+
+
+def serves(g: Geometry, w: Window) -> bool:
+    return hopper.runs_here() and hopper.unsupported(g, w) is None
+
+
+class FusedStep(LayerStep):
+    """A LayerStep whose ``verify`` is of a policy over FusedVerify; the bits are the same."""
+
+    def __call__(self, layer: int, step: Step, p: Projected) -> Tensor:
+        w, conv = self.weights[layer], self.conv
+        taps = w.conv.mT
+        if not (isinstance(conv, ConvRing) and taps.is_contiguous() and _aligned(p.x, conv.field[layer].mT)):
+            return super().__call__(layer, step, p)
+        room = torch.empty(p.x.shape, dtype=p.x.dtype, device=p.x.device)
+        t = Tokens.unpack(self.g, room, p.a, p.b)
+        tokens = Unconvolved(
+            q=t.q, k=t.k, v=t.v, a=t.a, b=t.b,
+            ring=conv, index=layer, packed=room, x=p.x, taps=taps, bias=w.conv_bias,
+        )  # fmt: skip
+        return self.norm(self.verify(layer, step, tokens), p.z, w.norm, step)
+
+
+def _aligned(*tensors: Tensor) -> bool:
+    """Whether neighbours along the last dimension can be loaded 16 bytes at a time."""
+    return all(
+        t.stride(-1) == 1
+        and all(n * t.element_size() % 16 == 0 for n in t.stride()[:-1])
+        and t.data_ptr() % 16 == 0
+        for t in tensors
+    )
+
+
+class FusedVerify:
+    """A verify that also takes Unconvolved tokens; ``inner`` has all others."""
+
+    def __init__(self, g: Geometry, w: Window, inner: Verify) -> None:
+        self.g, self.w, self.inner, self.order = g, w, inner, selftest.order_of(g)
+        self.programs: dict[Shape, int] = {}
+
+    def __call__(
+        self,
+        layer: Layer,
+        x: Tokens,
+        rows: Tensor,
+        lens: Tensor,
+        *,
+        history: History | None = None,
+        snapshots: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        if not isinstance(x, Unconvolved):
+            return self.inner(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
+        how, shape = self._shape(layer, x, history, snapshots)
+        call = Call.of(layer, x, shape.WINDOW, history, snapshots)
+        if len(rows):
+            _convolve(call, layer, x, rows.contiguous(), lens.contiguous(), shape)
+            call.verify(shape, how.registers, self.programs)
+        return call.out
+
+    def _shape(
+        self, layer: Layer, x: Tokens, history: History | None, snapshots: Tensor | None
+    ) -> tuple[hopper.Cut, Shape]:
+        g = self.g
+        how = hopper.cut(g, x.v.shape[0], history is not None)
+        return how, Shape(
+            H=g.num_k_heads,
+            HV=g.num_v_heads,
+            K=g.head_k,
+            V=g.head_v,
+            T=x.v.shape[1],
+            R=layer.capacity if layer.records and snapshots is None else 0,
+            HISTORY=0 if history is None else power_of_2(max(history.limit, self.w.max_len)),
+            ENDS=history is not None and history.ends is not None,
+            SNAPSHOTS=snapshots is not None,
+            CHUNK=16 // layer.state.element_size(),
+            ORDER=self.order,
+            BV=how.BV,
+            WARPS=how.WARPS,
+        )
+
+
+def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Tensor, shape: Shape) -> None:
+    """In place of ``call.prepare``."""
+    conv, field, batch = x.ring.conv, x.ring.field[x.index], len(slots)
+    c = LayerShape(
+        H=shape.H,
+        HV=shape.HV,
+        K=shape.K,
+        T=shape.T,
+        W=conv.width,
+        DILATION=conv.dilation,
+        INPUTS=field.shape[-1],
+        R=shape.R,
+        HISTORY=shape.HISTORY > 0,
+        ENDS=shape.ENDS,
+        HEADS=gcd(shape.H, 2 if batch <= FEW else 8),
+    )
+    convolve_window[(c.BLOCKS + c.T, batch)](
+        Unpacked(x.x, x.x.stride(0), x.x.stride(1)),
+        Ring(field, field.stride(0), field.stride(2), x.ring.at, x.taps, x.bias),
+        call.x,
+        call.strides,
+        layer.params.A_log,
+        layer.params.dt_bias,
+        slots,
+        layer.rows,
+        lens,
+        call.history,
+        call.records,
+        call.record_strides,
+        call.prepared,
+        x.packed,
+        c,
+        num_warps=c.WARPS,
+        enable_fp_fusion=False,
+    )
