@@ -18,6 +18,7 @@ from ssmspec.pool import StatePool
 from ssmspec.step import Commit, Step
 
 BLOCK, WARPS = 1024, 4  # channels and warps of a program
+FEW, SMALL = 8, 256  # rows, up to which a program has that many channels: one row alone has to fill the GPU
 OPTIONS = {"enable_fp_fusion": False}  # an fma would round once where torch rounds twice
 
 
@@ -158,7 +159,7 @@ class ConvRing(ConvWindow):
         assert t <= self.field.shape[-1] - self.conv.history
         out = torch.empty(batch, t, d, dtype=x.dtype, device=x.device)
         if batch:
-            c = self._shape(t)
+            c = self._shape(t, SMALL if batch <= FEW else BLOCK)
             convolve[(triton.cdiv(d, c.BLOCK), batch)](
                 x,
                 x.stride(0),
@@ -196,7 +197,7 @@ class ConvRing(ConvWindow):
         batch = slots.shape[0]
         if batch == 0:
             return
-        c = self._shape(max(1, self.conv.history))
+        c = self._shape(max(1, self.conv.history), BLOCK)
         keep[(triton.cdiv(c.D, c.BLOCK), batch)](
             self.field,
             self.field.stride(0),
@@ -215,7 +216,7 @@ class ConvRing(ConvWindow):
             self.at, slots, accepted, to, mark_to, batch, 128, c, num_warps=WARPS
         )
 
-    def _shape(self, rows: int) -> Shape:
+    def _shape(self, rows: int, block: int) -> Shape:
         channels, ring = self.field.shape[-2:]
         return Shape(
             D=channels,
@@ -225,6 +226,6 @@ class ConvRing(ConvWindow):
             R=ring,
             T=rows,
             PT=power(rows),
-            BLOCK=min(BLOCK, power(channels)),
+            BLOCK=min(block, power(channels)),
             COMPILED=not triton.knobs.runtime.interpret,
         )
