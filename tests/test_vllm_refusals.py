@@ -10,13 +10,13 @@ import pytest
 
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.config import ServeConfig
-from ssmspec.runtime.vllm.refusals import RULES, SERVED, Refused, check
+from ssmspec.runtime.vllm.refusals import ON_CPU, RULES, SERVED, Refused, check
 
 SERVE = ServeConfig(policy="checkpointing")
 
 
 def served() -> Any:
-    """A configuration with nothing to refuse; the names are vLLM 0.32.0's."""
+    """A configuration with nothing to refuse; the names are those of vLLM 0.32.0 and 0.33.0."""
     return SimpleNamespace(
         use_v2_model_runner=True,
         device_config=SimpleNamespace(device_type="cpu"),
@@ -54,7 +54,6 @@ def served() -> Any:
 
 
 REFUSED = [
-    ("device_config.device_type", "cuda", "device", "cpu"),
     ("use_v2_model_runner", False, "VLLM_USE_V2_MODEL_RUNNER", "1"),
     ("model_config.runner_type", "pooling", "--runner", "generate"),
     ("speculative_config", None, "--speculative-config", '\'{"method": "mtp"'),
@@ -86,7 +85,7 @@ REFUSED = [
 
 
 def test_what_is_served_is_not_refused() -> None:
-    check(served(), SERVE, {})
+    check(served(), SERVE, "cpu", {})
 
 
 @pytest.mark.parametrize(("path", "value", "flag", "nearest"), REFUSED)
@@ -97,34 +96,67 @@ def test_a_setting_is_refused_by_its_flag_with_the_nearest_legal(
     *owner, name = path.split(".")
     setattr(attrgetter(".".join(owner))(config) if owner else config, name, value)
     with pytest.raises(Refused, match="is not served with --ssm-policy checkpointing") as error:
-        check(config, SERVE, {})
+        check(config, SERVE, "cpu", {})
     what, _, legal = str(error.value).partition("; the nearest legal setting is ")
     assert flag in what
     assert legal.startswith(nearest)
 
 
 def test_every_rule_has_its_refusal_tested() -> None:
-    assert {rule.path for rule in RULES} == {path for path, *_ in REFUSED}
+    assert {rule.path for rule in (*RULES, ON_CPU)} == {path for path, *_ in REFUSED}
+
+
+@pytest.mark.parametrize(("checked", "other"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_version_serves_on_the_device_that_it_was_checked_on(checked: str, other: str) -> None:
+    config = served()
+    config.device_config.device_type = checked
+    check(config, SERVE, checked, {})
+    config.device_config.device_type = other
+    with pytest.raises(Refused, match=f"the device {other} is not served .* setting is {checked}"):
+        check(config, SERVE, checked, {})
 
 
 @pytest.mark.parametrize(
-    "arch", ["KimiLinearForCausalLM", "NemotronHForCausalLM", "Qwen3_5MoeForCausalLM", "LlamaForCausalLM"]
+    ("device", "backend", "nearest"), [("cpu", "triton", "torch"), ("cuda", "torch", "triton")]
 )
+def test_kernels_of_another_device_are_refused(device: str, backend: str, nearest: str) -> None:
+    config = served()
+    config.device_config.device_type = device
+    with pytest.raises(
+        Refused, match=f"{backend} does not run on {device}; the nearest legal setting is {nearest}"
+    ):
+        check(config, ServeConfig(policy="native", backend=backend), device, {})
+
+
+def test_cuda_graphs_are_served() -> None:
+    config = served()
+    config.device_config.device_type, config.model_config.enforce_eager = "cuda", False
+    check(config, SERVE, "cuda", {})
+
+
+@pytest.mark.parametrize("arch", SERVED)
+def test_a_served_architecture_is_not_refused(arch: str) -> None:
+    config = served()
+    config.model_config.hf_config.architectures = [arch]
+    check(config, SERVE, "cpu", {})
+
+
+@pytest.mark.parametrize("arch", ["KimiLinearForCausalLM", "NemotronHForCausalLM", "LlamaForCausalLM"])
 def test_an_unknown_architecture_is_refused_by_name(arch: str) -> None:
     config = served()
     config.model_config.hf_config.architectures = [arch]
     with pytest.raises(Refused, match=f"{arch} is not served .* served are {', '.join(SERVED)}"):
-        check(config, SERVE, {})
+        check(config, SERVE, "cpu", {})
 
 
 def test_the_transposed_conv_layout_is_refused_by_its_variable() -> None:
     with pytest.raises(Refused, match=r"VLLM_SSM_CONV_STATE_LAYOUT=DS .* the nearest legal setting is SD"):
-        check(served(), SERVE, {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"})
+        check(served(), SERVE, "cpu", {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"})
 
 
 def test_a_window_that_the_ring_cannot_hold_is_refused() -> None:
     with pytest.raises(Refused, match=r"ring_len=3 .* the nearest legal value is 4"):
-        check(served(), ServeConfig(policy="checkpointing", ring_len=3), {})
+        check(served(), ServeConfig(policy="checkpointing", ring_len=3), "cpu", {})
 
 
 def _install(root: Path) -> dict[str, str]:
@@ -137,15 +169,24 @@ def _install(root: Path) -> dict[str, str]:
     return {name: found}
 
 
+def _checked(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(root)})
+    monkeypatch.setattr(compat, "DEVICES", {"1.2.3": "abacus"})
+
+
+def test_each_checked_version_names_its_device() -> None:
+    assert set(compat.DEVICES) == set(compat.FINGERPRINTS)
+
+
 def test_a_checked_version_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
-    compat.check("1.2.3", tmp_path)
+    _checked(monkeypatch, tmp_path)
+    assert compat.check("1.2.3", tmp_path) == "abacus"
 
 
 def test_another_version_raises_with_found_and_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    _checked(monkeypatch, tmp_path)
     with pytest.raises(RuntimeError, match=r"vllm 1\.2\.4 was not checked .* wanted 1\.2\.3"):
         compat.check("1.2.4", tmp_path)
 
@@ -154,7 +195,7 @@ def test_another_version_raises_with_found_and_wanted(
 def test_a_changed_internal_raises_with_its_name(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    _checked(monkeypatch, tmp_path)
     file = tmp_path / "v1" / "runner.py"
     file.write_text(file.read_text().replace("return 1", change))
     with pytest.raises(
@@ -164,7 +205,7 @@ def test_a_changed_internal_raises_with_its_name(
 
 
 def test_a_missing_internal_raises_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    _checked(monkeypatch, tmp_path)
     (tmp_path / "v1" / "runner.py").write_text("class Runner: ...\n")
     with pytest.raises(RuntimeError, match=r"Runner\.step is missing"):
         compat.check("1.2.3", tmp_path)
@@ -173,7 +214,7 @@ def test_a_missing_internal_raises_with_its_name(tmp_path: Path, monkeypatch: py
 def test_an_edit_elsewhere_in_the_file_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(tmp_path)})
+    _checked(monkeypatch, tmp_path)
     file = tmp_path / "v1" / "runner.py"
     file.write_text("import os\n\n" + file.read_text())
     compat.check("1.2.3", tmp_path)

@@ -50,10 +50,11 @@ class Engine:
             ServeConfig(policy=policy, ring_len=None), self.g, self.w, REQUESTS, torch.device("cpu")
         )
         fields = layout.of(policy, self.g, self.w)
+        self.convs = [pages.ConvPages(p, self.weight, None) for p in self.windows]
         self.session.bind(
             GROUPS,
             self.states,
-            [pages.ConvPages(p, self.weight, None) for p in self.windows],
+            self.convs,
             [pages.allocate_records(fields, REQUESTS + 1, torch.device("cpu")) for _ in range(LAYERS)],
             params,
         )
@@ -90,7 +91,7 @@ class Engine:
     def step(self, rows: list[int], lens: list[int], accepted: list[int], tails: list[bool]) -> None:
         self.boundaries = []
         self._move(rows, lens)
-        blocks = [t[rows, [self.column[r] for r in rows]] for t in self.tables]
+        blocks = torch.stack([t[rows, [self.column[r] for r in rows]] for t in self.tables])
         self.session.stage(
             Batch(
                 rows=torch.arange(len(rows)),
@@ -104,7 +105,10 @@ class Engine:
         )
         for layer in range(LAYERS):
             x, a, b = torch.randn(len(rows), T, CONV.channels), *torch.randn(2, len(rows), T, 2)
-            out = self.session.verify(layer, x, a, b)
+            mixed = self.convs[layer].verify(
+                blocks[self.group_of(layer)], torch.zeros(len(rows), dtype=torch.int64), x
+            )
+            out = self.session.verify(layer, mixed, a, b)
             for i, r in enumerate(rows):
                 wanted = self._expected(layer, r, x[i], a[i], b[i], lens[i], accepted[i])
                 assert torch.equal(out[i, : lens[i]], wanted), f"layer {layer}, request {r}"
@@ -220,6 +224,29 @@ def test_a_window_without_a_staged_step_is_an_error() -> None:
         engine.session.verify(0, torch.randn(1, T, CONV.channels), *torch.randn(2, 1, T, 2))
 
 
+def test_a_verify_that_was_never_committed_is_an_error_of_the_next_step() -> None:
+    engine = Engine("checkpointing", DType.FP32, 0)
+    _stage_one(engine)
+    with pytest.raises(RuntimeError, match="verified but not committed"):
+        _stage_one(engine)
+
+
+def test_a_dummy_batch_needs_no_commit() -> None:
+    engine = Engine("checkpointing", DType.FP32, 0)
+    _stage_one(engine, null=True, dummy=True)
+    engine.step([0], [1], [1], [False])
+
+
+def test_a_smaller_step_leaves_null_rows_behind_it() -> None:
+    """A CUDA graph of three rows may read them."""
+    engine = Engine("checkpointing", DType.FP32, 0)
+    engine.step([0, 1, 2], [4, 4, 4], [1, 1, 1], [False] * 3)
+    _stage_one(engine)
+    padded = engine.session._step(3)
+    assert padded.slots.tolist() == [1, 0, 0]
+    assert padded.lens.tolist() == [1, 0, 0]
+
+
 def test_the_report_counts_what_happened() -> None:
     engine = Engine("checkpointing", DType.FP32, 0)
     engine.step([0, 1], [4, 2], [3, 1], [False, False])
@@ -227,7 +254,7 @@ def test_the_report_counts_what_happened() -> None:
         [0], [4], [4], [False]
     )  # tokens 4..7: across the boundary at 5, and 3 + 4 records do not fit 6
     report = engine.session.report()
-    assert {k: report[k] for k in Session.COUNTERS} == {
+    assert {k: report[k] for k in ("steps", *Session.COUNTERS)} == {
         "steps": 2,
         "rows": 3,
         "tokens": 8,
@@ -237,8 +264,8 @@ def test_the_report_counts_what_happened() -> None:
     assert (report["policy"], report["align"]) == ("checkpointing", BLOCK)
 
 
-def _stage_one(engine: Engine, null: bool = False) -> None:
-    blocks = [t[:1, 0] * (0 if null else 1) for t in engine.tables]
+def _stage_one(engine: Engine, null: bool = False, dummy: bool = False) -> None:
+    blocks = torch.stack([t[:1, 0] * (0 if null else 1) for t in engine.tables])
     one = torch.ones(1, dtype=torch.int64)
     engine.session.stage(
         Batch(
@@ -249,5 +276,6 @@ def _stage_one(engine: Engine, null: bool = False) -> None:
             settle=torch.zeros(1, dtype=torch.bool),
             blocks=blocks,
             tables=[t[:1] for t in engine.tables],
+            dummy=dummy,
         )
     )

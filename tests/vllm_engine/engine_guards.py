@@ -15,26 +15,27 @@ from ssmspec.runtime.vllm.report import WorkerReport
 from ssmspec.runtime.vllm.state import ModelState
 
 
-def readded(policy: str, lags: bool) -> None:
-    """A running request gets more input: vLLM removes it and adds it again in the same step."""
+def readded(policy: str, lags: bool, finished: bool = False) -> None:
+    """A running request gets more input, or one of the same name follows: either way vLLM removes it before it is added."""
     state = object.__new__(ModelState)
-    state.running, state.removed = {"r"}, set()
+    state.running, state.replaced = {"r"}, None
     state.session = SimpleNamespace(
         lags=lags, serve=SimpleNamespace(policy=policy), admit=lambda request: None
     )
     stock = compat.MambaHybridModelState
     stock.remove_request, stock.add_request = (lambda *args: None), (lambda *args: None)
+    if finished:
+        state.remove_request("r")
     state.remove_request("r")
     state.add_request(0, SimpleNamespace(req_id="r"))
 
 
 def unbound() -> None:
     layer = object.__new__(GatedDeltaNet)
-    metadata = SimpleNamespace(num_spec_decodes=1, spec_query_start_loc=torch.tensor([0, 1]))
     own = {"session": None, "prefix": "layers.0", "serve": SimpleNamespace(policy="recover")}
-    layer.__dict__.update(own, window=SimpleNamespace(max_len=4))
-    x = torch.tensor([[0.0]])
-    layer._speculative(metadata, x, x, x)
+    layer.__dict__.update(own)
+    x = torch.tensor([[[0.0]]])
+    layer._verified(SimpleNamespace(), x, x, x)
 
 
 def stock_worker() -> None:
@@ -60,6 +61,7 @@ if __name__ == "__main__":
     found = {
         "readded, lagging": error_of(lambda: readded("checkpointing", True)),
         "readded, exact": error_of(lambda: readded("recover", False)),
+        "followed": error_of(lambda: readded("checkpointing", True, finished=True)),
         "unbound": error_of(unbound),
         "stock worker": error_of(stock_worker),
         "replaced twice": error_of(replaced_twice),

@@ -24,6 +24,10 @@ def test_more_input_for_a_running_request_is_refused_where_pages_lag(errors: dic
     assert errors["readded, exact"] == ""
 
 
+def test_a_name_may_come_back_once_its_request_has_finished(errors: dict[str, str]) -> None:
+    assert errors["followed"] == ""
+
+
 def test_a_layer_without_our_model_state_does_not_run(errors: dict[str, str]) -> None:
     assert "no session was bound to layers.0" in errors["unbound"]
 

@@ -16,16 +16,18 @@ NAMES = {
     "op_registry_oot": "vllm.model_executor.custom_op:op_registry_oot",
     "get_forward_context": "vllm.forward_context:get_forward_context",
     "init_logger": "vllm.logger:init_logger",
-    "current_platform": "vllm.platforms:current_platform",
     "QwenGatedDeltaNetAttention": (
         "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention"
     ),
     "cpu_gdn_attention_core": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:cpu_gdn_attention_core",
     "unpacked_conv_weight": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_unpacked_conv_weight",
-    "is_conv_state_dim_first": "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
+    "causal_conv1d_update": "vllm.model_executor.layers.mamba.ops.causal_conv1d:causal_conv1d_update",
     "MambaHybridModelState": "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState",
     "Qwen3NextForCausalLM": "vllm.model_executor.models.qwen3_next:Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM": "vllm.model_executor.models.qwen3_5:Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
 }
 
 _GDN = "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
@@ -70,7 +72,47 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "v1/worker/mamba_utils.py:precopy_mamba_align_fused_kernel": "f419fe5451b7b1fa",
         "v1/worker/mamba_utils.py:_copy_mamba_state_block": "198969fade86c485",
     },
+    "0.33.0": {
+        "config/vllm.py:VllmConfig.__post_init__": "bc2f1112b9a80f85",
+        "config/vllm.py:VllmConfig.use_v2_model_runner": "0db2a37655ff7444",
+        "engine/arg_utils.py:EngineArgs.from_cli_args": "095e3ad1d4802266",
+        "config/model.py:ModelConfig._maybe_register_model_class_overrides": "1c156aeeafcee4f5",
+        "model_executor/model_loader/utils.py:_get_model_architecture": "7d0c083b3374f8e3",
+        "model_executor/custom_op.py:PluggableLayer": "f7b376ead28dd665",
+        "model_executor/layers/mamba/abstract.py:MambaBase": "415e5060481027e4",
+        f"{_GDN}:QwenGatedDeltaNetAttention.get_state_shape": "3876b8529865508b",
+        f"{_GDN}:QwenGatedDeltaNetAttention.__init__": "2332969b4e503bc0",
+        f"{_GDN}:QwenGatedDeltaNetAttention.get_kv_cache_spec": "e33e6dbe336d0dce",
+        f"{_GDN}:QwenGatedDeltaNetAttention.forward_cuda": "deb5928e74781086",
+        f"{_GDN}:QwenGatedDeltaNetAttention._forward_core": "a88c3139e05bc18f",
+        f"{_GDN}:qwen_gdn_attention_core": "d523c81e63cc1855",
+        "model_executor/layers/mamba/ops/causal_conv1d.py:_causal_conv1d_update_kernel": "17ade07931a0a2e2",
+        "model_executor/layers/mamba/ops/causal_conv1d.py:causal_conv1d_update": "3b0a32c63301e327",
+        "model_executor/models/qwen3_next.py:Qwen3NextForCausalLM": "288f0fa78c71fdf3",
+        "model_executor/models/qwen3_5.py:Qwen3_5ForCausalLMBase": "2576ca6a222ae3ca",
+        "model_executor/models/qwen3_5.py:Qwen3_5ForCausalLM": "db097a59a3c37f88",
+        "model_executor/models/qwen3_5.py:Qwen3_5MoeForCausalLM": "6660b6416eba2920",
+        "model_executor/models/qwen3_5.py:Qwen3_5ForConditionalGeneration": "706d55d14dd81056",
+        "model_executor/models/qwen3_5.py:Qwen3_5MoeForConditionalGeneration": "1eb81ee94c984ff6",
+        "v1/attention/backends/gdn_attn.py:GDNAttentionMetadata": "92369a4f00f42190",
+        "v1/attention/backends/gdn_attn.py:GDNAttentionMetadataBuilder": "74893f23279669b3",
+        f"{_V2}model_states/__init__.py:resolve_model_state_cls": "68629f6be0585b41",
+        f"{_V2}model_states/mamba_hybrid.py:MambaHybridModelState": "e534b24c1125ef92",
+        f"{_V2}input_batch.py:InputBatch": "dbee5c4c9faf5f47",
+        f"{_V2}input_batch.py:_get_num_sampled_and_rejected_kernel": "7606589a6d98206f",
+        f"{_V2}model_runner.py:GPUModelRunner.add_requests": "af92192591e3881c",
+        f"{_V2}model_runner.py:GPUModelRunner.gather_batch_req_state": "c2bcb241e5227569",
+        f"{_V2}model_runner.py:GPUModelRunner.execute_model": "056af36604c67f1a",
+        f"{_V2}model_runner.py:GPUModelRunner.sample_tokens": "4850386b1933f601",
+        f"{_V2}model_runner.py:GPUModelRunner.postprocess_sampled": "fc9b87c0d2de6b18",
+        f"{_V2}cudagraph_utils.py:prepare_inputs_to_capture": "e4ebddcea1f7f534",
+        f"{_V2}cudagraph_utils.py:CudaGraphManager.capture": "8be255879fcb2e53",
+        "v1/worker/mamba_utils.py:preprocess_mamba_align_fused_kernel": "1cbc905222e04484",
+        "v1/worker/mamba_utils.py:precopy_mamba_align_fused_kernel": "f419fe5451b7b1fa",
+        "v1/worker/mamba_utils.py:_copy_mamba_state_block": "198969fade86c485",
+    },
 }
+DEVICES = {"0.32.0": "cpu", "0.33.0": "cuda"}  # what each was checked on
 
 
 def resolve(name: str) -> Any:
@@ -140,8 +182,11 @@ def fingerprint(root: Path, name: str) -> str | None:
     return hashlib.sha256((ast.get_source_segment(text, node) or "").encode()).hexdigest()[:16]
 
 
-def check(found: str | None = None, root: Path | None = None) -> None:
-    """Raise RuntimeError with what was found and what is wanted, unless this vLLM is one that was checked."""
+def check(found: str | None = None, root: Path | None = None) -> str:
+    """The device that this vLLM was checked on.
+
+    Raises RuntimeError with what was found and what is wanted, unless this vLLM is one that was checked.
+    """
     found = version() if found is None else found
     if found not in FINGERPRINTS:
         raise RuntimeError(
@@ -156,3 +201,4 @@ def check(found: str | None = None, root: Path | None = None) -> None:
                 f"vllm {found} differs from the one that ssmspec was checked with: {name} is {actual or 'missing'},"
                 f" wanted {wanted}. Install an unmodified vllm {found}, or serve with --ssm-policy native"
             )
+    return DEVICES[found]

@@ -11,7 +11,8 @@ from ssmspec.layout import POLICY_NAMES
 KEY = "ssmspec"  # of vLLM's additional_config
 FLAGS = {"policy": "--ssm-policy", "mode": "--ssm-mode"}
 ENVIRONMENT = "SSMSPEC_"  # + the key in capitals
-BACKENDS = ("engine", "torch")
+BACKENDS = ("engine", "torch", "triton")
+BEST = {"cpu": "torch", "cuda": "triton"}  # backend "engine", by device
 
 Values = Mapping[str, object]
 
@@ -35,6 +36,10 @@ class ServeConfig:
     def window(self, num_drafts: int, align: int = 0) -> Window:
         """The speculative window that this asks for. Raises ValueError where it cannot be."""
         return Window(max_len=1 + num_drafts, ring_len=self.ring_len, align=align, mode=self.mode)
+
+    def kernels(self, device_type: str) -> str:
+        """The name, in ssmspec.kernels, of the backend that runs on the device."""
+        return BEST[device_type] if self.backend == "engine" else self.backend
 
     def to_dict(self) -> dict[str, Any]:
         """What travels in additional_config, and so into every worker and the compile hash."""

@@ -89,8 +89,7 @@ def _select(vllm_config: Any, serve: config.ServeConfig) -> None:
     architectures = model.hf_config.architectures
     if architectures[0].startswith(OURS):
         return
-    compat.check()
-    refusals.check(vllm_config, serve)
+    refusals.check(vllm_config, serve, compat.check())
     arch = architectures[0]
     vllm_config.additional_config = {**vllm_config.additional_config, config.KEY: serve.to_dict()}
     model.model_class_overrides = {**model.model_class_overrides, OURS + arch: f"{MODELS}:{OURS}{arch}"}

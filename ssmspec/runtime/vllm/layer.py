@@ -1,6 +1,7 @@
 """The Gated DeltaNet layer under a policy. Rows without drafts in their past, prompts above all, stay with vLLM's code."""
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,28 +9,46 @@ from torch import Tensor
 
 from ssmspec import kernels, layout
 from ssmspec.geometry import Arch, Conv, DType, Geometry, Window
-from ssmspec.kernels.base import Layer, LayerParams, Tokens
+from ssmspec.kernels.base import Layer, LayerParams, Tokens, Verify
 from ssmspec.runtime.vllm import compat, pages
 from ssmspec.runtime.vllm.config import resolve
 from ssmspec.runtime.vllm.session import Session
 
 
 class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
-    """Takes the place of vLLM's layer inside our model classes; ``session`` is set when the pages are bound."""
+    """Takes the place of vLLM's layer inside our model classes; ``session`` is set when the pages are bound.
+
+    On CUDA vLLM's custom op calls ``_forward_core``; it may run under capture, so nothing here reads the device.
+    """
 
     def __init__(self, config: Any, vllm_config: Any, prefix: str = "", **options: Any) -> None:
         super().__init__(config, vllm_config, prefix, **options)
+        self.enable_fused_gdn_spec_decode = False  # its op would not call ``_forward_core``
         self.serve = resolve({}, vllm_config.additional_config, {})
         self.window: Window = self.serve.window(self.num_spec)
         self.session: Session | None = None
         self.session_index = -1
+        self.device_type: str = vllm_config.device_config.device_type
         requests = vllm_config.scheduler_config.max_num_seqs
         # here, so that vLLM's memory profiling counts them
         self.records = pages.allocate_records(
             layout.of(self.serve.policy, self.geometry, self.window),
             requests + 1,
-            torch.device(vllm_config.device_config.device_type),
+            torch.device(self.device_type),
         )
+
+    @property
+    def kv_cache(self) -> Any:
+        """The pages of this layer, as vLLM sets them."""
+        return self._kv_cache
+
+    @kv_cache.setter
+    def kv_cache(self, pages: Any) -> None:
+        """vLLM measures its graphs with pages that it frees again: nothing of ours may hold on to them."""
+        self._kv_cache = pages
+        session = self.__dict__.get("session")
+        if session is not None:
+            session.release()
 
     @property
     def geometry(self) -> Geometry:
@@ -48,22 +67,33 @@ class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
             state_dtype=DType(str(state_dtype).removeprefix("torch.")),
         )
 
-    @property
+    @cached_property
     def params(self) -> LayerParams:
-        return LayerParams(index=self.session_index, A_log=self.A_log, dt_bias=self.dt_bias)
+        """Once the weights are loaded; vLLM keeps dt_bias in the model's dtype."""
+        return LayerParams(
+            index=self.session_index, A_log=self.A_log.float(), dt_bias=self.dt_bias.detach().float()
+        )
 
     @property
     def state(self) -> Tensor:
-        """[blocks, HV, V, K]. vLLM's CPU kernels keep the K index outside in the same bytes."""
-        blocks, hv, v, k = self.kv_cache[1].shape
-        transposed: Tensor = self.kv_cache[1].view(blocks, hv, k, v)
-        return transposed.mT
+        """[pages, HV, V, K]. vLLM's CPU kernels keep the K index outside in the same bytes."""
+        state: Tensor = self.kv_cache[1]
+        if self.device_type != "cpu":
+            return state
+        blocks, hv, v, k = state.shape
+        return state.view(blocks, hv, k, v).mT
 
     @property
     def conv(self) -> pages.ConvPages:
-        return pages.ConvPages(
-            self.kv_cache[0].transpose(-1, -2), compat.unpacked_conv_weight(self), self.conv1d.bias
+        weight = (
+            compat.unpacked_conv_weight(self) if self.device_type == "cpu" else self.conv1d.weight.squeeze(1)
         )
+        return pages.ConvPages(self.kv_cache[0].transpose(-1, -2), weight, self.conv1d.bias)
+
+    @cached_property
+    def snapshots(self) -> Verify:
+        """The verify of vLLM's own policy, a page per token, through our kernels."""
+        return kernels.make(self.serve.kernels(self.device_type), self.geometry, self.window).verify
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         """One page per request where the policy needs no snapshots."""
@@ -74,7 +104,7 @@ class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
         """[tokens, hidden] -> [tokens, hidden]."""
         mixed, z, b, a = self._projected(hidden_states)
         out = torch.zeros_like(z)
-        self._core(mixed, b, a, out)
+        self._forward_core(mixed, b, a, out)
         result: Tensor = self._output_projection(out, z)
         return result
 
@@ -89,58 +119,94 @@ class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
         mixed, z = qkvz.split([self.geometry.conv.channels, qkvz.shape[-1] - self.geometry.conv.channels], -1)
         return mixed, z.unflatten(-1, (-1, self.head_v_dim)).contiguous(), b, a
 
-    def _core(self, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        """Conv inputs [tokens, D] and gates [tokens, HV] -> ``core_attn_out`` [tokens, HV, V], padding behind."""
         context = compat.get_forward_context()
         metadata = (context.attn_metadata or {}).get(self.prefix)
-        if metadata is None:  # a profiling run
+        if metadata is None and self.device_type == "cpu":  # a profiling run
             return
-        if metadata.spec_sequence_masks is None:
-            self._stock(mixed, b, a, out)
+        if metadata is None or metadata.spec_sequence_masks is None:
+            self._stock(mixed_qkv, b, a, core_attn_out)
             return
-        prompts = metadata.num_prefills > 0
-        spec = metadata.spec_token_indx.long() if prompts else torch.arange(mixed.shape[0])
-        out[spec] = self._speculative(metadata, mixed[spec], b[spec], a[spec])
-        if prompts:
-            rest = metadata.non_spec_token_indx.long()
-            theirs = torch.zeros_like(out[rest])
-            alone = replace(
-                metadata,
-                spec_sequence_masks=None,
-                num_spec_decodes=0,
-                num_spec_decode_tokens=0,
-                num_accepted_tokens=None,
-                num_actual_tokens=len(rest),
-            )
-            with compat.metadata_replaced(context, self.prefix, alone):
-                self._stock(mixed[rest], b[rest], a[rest], theirs)
-            out[rest] = theirs
+        n = metadata.num_actual_tokens
+        mixed, b, a = mixed_qkv[:n], b[:n], a[:n]
+        if not metadata.num_prefills:
+            core_attn_out[:n] = self._speculative(metadata, mixed, b, a)
+            return
+        spec, rest = metadata.spec_token_indx.long(), metadata.non_spec_token_indx.long()
+        core_attn_out[spec] = self._speculative(metadata, mixed[spec], b[spec], a[spec])
+        theirs = torch.zeros_like(core_attn_out[rest])
+        alone = replace(
+            metadata,
+            spec_sequence_masks=None,
+            num_spec_decodes=0,
+            num_spec_decode_tokens=0,
+            num_accepted_tokens=None,
+            num_actual_tokens=len(rest),
+        )
+        with compat.metadata_replaced(context, self.prefix, alone):
+            self._stock(mixed[rest], b[rest], a[rest], theirs)
+        core_attn_out[rest] = theirs
 
     def _stock(self, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-        compat.cpu_gdn_attention_core(mixed, b, a, out, self.prefix)
+        if self.device_type == "cpu":
+            compat.cpu_gdn_attention_core(mixed, b, a, out, self.prefix)
+        else:
+            super()._forward_core(mixed, b, a, out)
 
     def _speculative(self, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """The rows' windows, one after another [tokens, .] -> outputs [tokens, HV, V]."""
-        starts = metadata.spec_query_start_loc[: metadata.num_spec_decodes + 1].long()
-        lens = starts.diff()
-        t = torch.arange(self.window.max_len)
-        at = (starts[:-1, None] + t).clamp(max=mixed.shape[0] - 1)
-        if self.serve.policy == "native":
-            outs = self._snapshots(metadata, lens, mixed[at], b[at], a[at])
-        elif self.session is None:
-            raise RuntimeError(
-                f"ssmspec: no session was bound to {self.prefix}; vLLM did not load our model state"
-            )
+        rows, t, tokens = metadata.num_spec_decodes, self.window.max_len, mixed.shape[0]
+        starts = metadata.spec_query_start_loc[: rows + 1]
+        blocks = metadata.spec_state_indices_tensor[:rows]
+        accepted = metadata.num_accepted_tokens[:rows]
+        if self.device_type != "cpu":
+            mixed = self._convolved(mixed, blocks[:, 0], accepted, starts)
+        whole = tokens == rows * t  # every window is T long, as in all captured batches
+        if whole:
+            x = [tensor.view(rows, t, -1) for tensor in (mixed, a, b)]
         else:
-            outs = self.session.verify(self.session_index, mixed[at], a[at], b[at])
-        return outs[t < lens[:, None]]
+            starts = starts.long()
+            at = (starts[:-1, None] + torch.arange(t, device=mixed.device)).clamp(max=tokens - 1)
+            x = [tensor[at] for tensor in (mixed, a, b)]
+        if self.device_type == "cpu":
+            x[0] = self.conv.verify(blocks[:, 0].long(), accepted.long() - 1, x[0])
+        outs = self._verified(metadata, *x).flatten(0, 1)
+        if whole:
+            return outs
+        token = torch.arange(tokens, device=mixed.device)
+        row = torch.searchsorted(starts[1:], token, right=True)
+        return outs[row * t + token - starts[row]]
 
-    def _snapshots(self, metadata: Any, lens: Tensor, mixed: Tensor, b: Tensor, a: Tensor) -> Tensor:
-        """vLLM's own policy, a page per token, through our kernels: what the others are compared with."""
-        n = metadata.num_spec_decodes
-        blocks = metadata.spec_state_indices_tensor[:n].long()
-        offsets = metadata.num_accepted_tokens[:n].long() - 1
-        x = Tokens.unpack(self.geometry, self.conv.verify(blocks[:, 0], offsets, mixed), a, b)
+    def _convolved(self, mixed: Tensor, blocks: Tensor, accepted: Tensor, starts: Tensor) -> Tensor:
+        """vLLM's conv over packed windows; the longest it may meet is T, however many pages a row has."""
+        conv = self.conv
+        convolved: Tensor = compat.causal_conv1d_update(
+            mixed,
+            conv.pages,
+            conv.weight,
+            conv.bias,
+            self.activation,
+            conv_state_indices=blocks,
+            num_accepted_tokens=accepted,
+            query_start_loc=starts,
+            max_query_len=self.window.max_len,
+            validate_data=False,
+        )
+        return convolved
+
+    def _verified(self, metadata: Any, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Conv outputs [B, T, D], gates [B, T, HV] -> outputs [B, T, HV, V]."""
+        if self.serve.policy != "native":
+            if self.session is None:
+                raise RuntimeError(
+                    f"ssmspec: no session was bound to {self.prefix}; vLLM did not load our model state"
+                )
+            return self.session.verify(self.session_index, mixed, a, b)
+        rows = metadata.num_spec_decodes
+        blocks = metadata.spec_state_indices_tensor[:rows].long()
+        offsets = metadata.num_accepted_tokens[:rows].long() - 1
         start = blocks.gather(1, offsets[:, None])[:, 0]
+        lens = metadata.spec_query_start_loc[: rows + 1].long().diff()
         layer = Layer(params=self.params, state=self.state, read=None, records={})
-        verify = kernels.make("torch", self.geometry, self.window).verify
-        return verify(layer, x, start, lens, snapshots=blocks)
+        return self.snapshots(layer, Tokens.unpack(self.geometry, mixed, a, b), start, lens, snapshots=blocks)

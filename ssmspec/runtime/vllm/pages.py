@@ -1,7 +1,6 @@
-"""Our view of vLLM's pages: states by slot, whatever block they lie in, and the conv window."""
+"""Our view of vLLM's pages: what the policies keep beside them, and the conv windows inside."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -9,24 +8,6 @@ from torch import Tensor
 
 from ssmspec.layout import Layout
 from ssmspec.pool import NULL_SLOT, StatePool, storage
-
-
-@dataclass(frozen=True)
-class PagedState:
-    """The states [slots, HV, V, K] of one layer, each in the page that ``blocks`` [slots] names.
-
-    vLLM gives a request another page when it crosses a block, and another one per group of layers, while records
-    and cursors stay with the request. Kernels that take a pool's state take this in its place.
-    """
-
-    pages: Tensor  # [blocks, HV, V, K]
-    blocks: Tensor  # [slots] int64
-
-    def __getitem__(self, slots: Any) -> Tensor:
-        return self.pages[self.blocks[slots]]
-
-    def __setitem__(self, slots: Any, value: Tensor) -> None:
-        self.pages[self.blocks[slots]] = value
 
 
 def allocate_records(layout: Layout, num_slots: int, device: torch.device) -> dict[str, Tensor]:
@@ -45,19 +26,21 @@ def allocate_cursors(layout: Layout, num_slots: int, device: torch.device) -> di
 
 def pool(
     layout: Layout,
-    states: list[PagedState],
-    records: list[dict[str, Tensor]],
+    states: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    records: Sequence[Mapping[str, Tensor]],
     cursors: Mapping[str, Tensor],
 ) -> StatePool:
-    """The pool that a policy works on; what it indexes by layer is a list with one entry per layer."""
-    fields: dict[str, Any] = {**cursors, "state": states}
+    """The pool that a policy works on, with states [pages, HV, V, K] at ``rows`` [slots]; by layer, since vLLM's
+    tensors cannot be stacked."""
+    fields: dict[str, Any] = {**cursors, "state": list(states)}
     for name in records[0] if records else ():
         fields[name] = [layer[name] for layer in records]
-    return StatePool(layout, cast("dict[str, Tensor]", fields))
+    return StatePool(layout, cast("dict[str, Tensor]", fields), rows)
 
 
 class ConvPages:
-    """The conv window [blocks, D, W-1+K] of one layer: W-1 inputs before the window, then room for its K drafts.
+    """The conv window [pages, D, W-1+K] of one layer: W-1 inputs before the window, then room for its K drafts.
 
     A window of T inputs leaves the last W-2 before it and its own T at the front, as vLLM's causal_conv1d_update
     does; the inputs that end with the a-th accepted one then start at a-1.

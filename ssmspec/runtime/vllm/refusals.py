@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from ssmspec.runtime.vllm.config import ServeConfig
+from ssmspec.runtime.vllm.config import BEST, ServeConfig
 
-SERVED = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM")
+SERVED = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 METHODS = ("mtp", "ngram")
 CONV_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -54,13 +60,6 @@ def _size(flag: str, why: str) -> Rule:
 
 LONELY = "its records and cursors live on one rank so far"
 RULES = (
-    Rule(
-        "the device",
-        "device_config.device_type",
-        _is("cpu"),
-        "cpu",
-        "no kernels for it are wired to vLLM yet",
-    ),
     Rule(
         "VLLM_USE_V2_MODEL_RUNNER",
         "use_v2_model_runner",
@@ -172,25 +171,31 @@ RULES = (
         "float32, bfloat16 or float16",
         "no kernel stores it",
     ),
-    Rule(
-        "--enforce-eager",
-        "model_config.enforce_eager",
-        bool,
-        "true",
-        "the CPU engine has been checked uncompiled only",
-    ),
+)
+ON_CPU = Rule(
+    "--enforce-eager",
+    "model_config.enforce_eager",
+    bool,
+    "true",
+    "the CPU engine has been checked uncompiled only",
 )
 
 
-def check(vllm_config: Any, serve: ServeConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise Refused for the first thing in the engine's configuration that the policy does not work with."""
+def check(
+    vllm_config: Any, serve: ServeConfig, checked: str, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Raise Refused for the first thing in the engine's configuration that the policy does not work with.
+
+    ``checked``: the device that this version of vLLM was checked on.
+    """
     arch = vllm_config.model_config.hf_config.architectures[0]
     if arch not in SERVED:
         raise Refused(
             f"--model of the architecture {arch} is not served with --ssm-policy {serve.policy};"
             f" served are {', '.join(SERVED)}"
         )
-    for rule in RULES:
+    _check_device(vllm_config.device_config.device_type, serve, checked)
+    for rule in RULES + ((ON_CPU,) if checked == "cpu" else ()):
         rule.check(vllm_config, serve.policy)
     layout = environ.get(CONV_LAYOUT, "SD")
     if layout != "SD":
@@ -202,3 +207,16 @@ def check(vllm_config: Any, serve: ServeConfig, environ: Mapping[str, str] = os.
         serve.window(vllm_config.speculative_config.num_speculative_tokens)
     except ValueError as error:
         raise Refused(f"--ssm-policy {serve.policy} with this --speculative-config: {error}") from None
+
+
+def _check_device(device: str, serve: ServeConfig, checked: str) -> None:
+    if device != checked:
+        raise Refused(
+            f"the device {device} is not served with --ssm-policy {serve.policy}: this version of vLLM was checked on"
+            f" {checked} only; the nearest legal setting is {checked}"
+        )
+    if serve.kernels(device) != BEST[device]:
+        raise Refused(
+            f'additional_config["ssmspec"]["backend"]={serve.backend} does not run on {device};'
+            f" the nearest legal setting is {BEST[device]}"
+        )

@@ -1,6 +1,8 @@
 """One worker's policy: which request sits in which slot, where its state lies this step, and the commit after sampling.
 
 Slots 1..N are vLLM's request slots; slot N+r stands for the page that takes the boundary state of request slot r.
+Everything that a layer reads lies in buffers that are refreshed in place, so that a CUDA graph of the forward pass
+may hold them; a batch that was padded for its graph is padded with null rows here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from ssmspec.policies.base import Policy
 from ssmspec.pool import NULL_SLOT
 from ssmspec.runtime.vllm import pages
 from ssmspec.runtime.vllm.config import ServeConfig
+from ssmspec.runtime.vllm.windows import Windows
 from ssmspec.step import Commit, Step
 
 
@@ -24,27 +27,20 @@ from ssmspec.step import Commit, Step
 class Batch:
     """The speculative rows of one step, as vLLM describes them."""
 
-    rows: Tensor  # [B] int64, of the engine's batch
+    rows: Tensor | slice  # of the engine's batch
     requests: Tensor  # [B] int64, vLLM's request slots
     lens: Tensor  # [B] int64
     computed: Tensor  # [B] int64, tokens of the request before this step
     settle: Tensor  # [B] bool: a prompt's tail, whose page others may read next
-    blocks: Sequence[Tensor]  # per group of layers: [B] page of the running state
+    blocks: Tensor  # [groups of layers, B] int64, page of the running state
     tables: Sequence[Tensor]  # per group of layers: [B, columns] pages of the request
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers that share a block table."""
-
-    layers: tuple[int, ...]
-    blocks: Tensor  # [2N+1] int64, the page of each slot
+    dummy: bool = False  # vLLM will not say what was accepted
 
 
 class Session:
     """The policy object over vLLM's pages, and the one step between ``stage`` and ``commit``."""
 
-    COUNTERS = ("steps", "rows", "tokens", "flushes", "boundaries")
+    COUNTERS = ("rows", "tokens", "flushes", "boundaries")
 
     def __init__(
         self, serve: ServeConfig, g: Geometry, w: Window, num_requests: int, device: torch.device
@@ -53,11 +49,17 @@ class Session:
         self.layout = layout.of(serve.policy, g, w)
         self.cursors = pages.allocate_cursors(self.layout, self.num_slots, device)
         self.counters = torch.zeros(len(self.COUNTERS), dtype=torch.int64, device=device)
+        self.steps = 0
         self.policy: Policy
-        self.groups: tuple[Group, ...] = ()
-        self.convs: tuple[pages.ConvPages, ...] = ()
-        self.step: Step | None = None
-        self._rows: Tensor | None = None
+        self.windows: Windows
+        self.staged: Batch | None = None
+        self.graphs: dict[
+            int, torch.cuda.CUDAGraph
+        ] = {}  # of the commit, by number of rows, in ascending order
+        self._numbers = torch.zeros(6, num_requests, dtype=torch.int64, device=device)
+        self._flags = torch.zeros(num_requests, dtype=torch.bool, device=device)
+        self._slots = torch.arange(self.num_slots, device=device)
+        self._pages = torch.zeros(0, self.num_slots, dtype=torch.int64, device=device)  # per group of layers
 
     @property
     def num_slots(self) -> int:
@@ -77,26 +79,52 @@ class Session:
         params: Sequence[LayerParams],
     ) -> None:
         """Put the policy over the pages that vLLM has (again) allocated; nothing of an earlier binding is kept."""
-        self.groups = tuple(
-            Group(tuple(layers), torch.zeros(self.num_slots, dtype=torch.int64, device=self.device))
-            for layers in groups
-        )
-        table = {layer: group.blocks for group in self.groups for layer in group.layers}
-        paged = [pages.PagedState(state, table[i]) for i, state in enumerate(states)]
-        pool = pages.pool(self.layout, paged, [dict(r) for r in records], self.cursors)
-        self.convs = tuple(convs)
+        self._pages = self._pages.new_zeros(len(groups), self.num_slots)
+        group_of = {layer: i for i, layers in enumerate(groups) for layer in layers}
+        rows = [self._pages[group_of[i]] for i in range(len(states))]
+        pool = pages.pool(self.layout, states, rows, records, self.cursors)
         for cursor in self.cursors.values():
             cursor.zero_()
-        self.policy = policies.make(self.serve.policy, self.g, self.w, pool, params, "torch")
-        self.step = None
+        self.windows = Windows(convs, rows)
+        backend = self.serve.kernels(self.device.type)
+        self.policy = policies.make(self.serve.policy, self.g, self.w, pool, params, backend)
+        self.staged = None
+
+    def release(self) -> None:
+        """Let go of the pages, until the next ``bind``."""
+        self.__dict__.pop("policy", None)
+        self.__dict__.pop("windows", None)
+        self.graphs.clear()
+        self.staged = None
+
+    def capture(self) -> None:
+        """Record the commit of 1, 2, 4, ... rows in CUDA graphs, since it is dozens of small kernels."""
+        pool = torch.cuda.graph_pool_handle()
+        self._numbers.zero_()  # null rows: nothing moves while this is recorded
+        for n in sorted({*(1 << i for i in range(self.num_requests.bit_length())), self.num_requests}):
+            self._apply(n)  # compiles what is not yet
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._apply(n)
+            self.graphs[n] = graph
 
     def admit(self, request: int) -> None:
         """A request starts, or starts again, in this slot: its page is exact and nothing is pending."""
-        self.policy.reset(torch.tensor([request + 1], device=self.device))
+        self.policy.reset(self._slots[request + 1 : request + 2])
 
     def stage(self, batch: Batch | None) -> None:
-        """Take over where every row's state lies in this step, before the first layer runs."""
-        self.step = None
+        """Take over where every row's state lies in this step, before the first layer runs.
+
+        Raises RuntimeError where the step before was verified and never committed: its windows are lost, and with
+        them the pages they have moved.
+        """
+        if self.staged is not None and not self.staged.dummy:
+            raise RuntimeError(
+                "ssmspec: the last step was verified but not committed, since the model failed in between;"
+                " the states of its requests are lost: restart the engine"
+            )
+        self.staged = batch
         if batch is None:
             return
         live = batch.blocks[0] > NULL_SLOT
@@ -105,45 +133,48 @@ class Session:
         running = (batch.computed + batch.lens - 1) // max(1, self.w.align)
         elsewhere = torch.where(column == running, slots, slots + self.num_requests)
         marked = live & (mark > 0)
-        for group, blocks, table in zip(self.groups, batch.blocks, batch.tables, strict=True):
-            group.blocks[slots] = torch.where(live, blocks.long(), NULL_SLOT)
-            if self.w.align:
-                boundary = table.gather(1, column[:, None].clamp(min=0)).long()[:, 0]
-                group.blocks[torch.where(marked, slots + self.num_requests, NULL_SLOT)] = boundary
-                group.blocks[NULL_SLOT] = NULL_SLOT
-        self.step = Step(
-            slots=slots,
-            lens=torch.where(live, batch.lens, 0),
-            accepted=torch.zeros_like(slots),
-            next_slots=slots,
-            mark=torch.where(marked, mark, 0),
-            mark_slots=torch.where(marked, elsewhere, NULL_SLOT),
-            force_flush=batch.settle & live,
-            max_len=self.w.max_len,
-        )
-        self._rows = batch.rows
+        # null rows repeat, and all say null
+        self._pages[:, slots] = torch.where(live, batch.blocks, NULL_SLOT)
+        if self.w.align:
+            at = column[:, None].clamp(min=0)
+            boundary = torch.stack([table.gather(1, at)[:, 0] for table in batch.tables]).long()
+            beside = torch.where(marked, slots + self.num_requests, NULL_SLOT)
+            self._pages[:, beside] = torch.where(marked, boundary, NULL_SLOT)
+        lens, mark = torch.where(live, batch.lens, 0), torch.where(marked, mark, 0)
+        mark_slots = torch.where(marked, elsewhere, NULL_SLOT)
+        n = len(slots)
+        self._numbers[:, :n] = torch.stack([slots, lens, torch.zeros_like(lens), slots, mark, mark_slots])
+        self._numbers[:, n:].zero_()
+        self._flags[:n] = batch.settle & live
 
-    def verify(self, layer: int, packed: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """One layer's window: raw conv inputs [B, T, D] and gates [B, T, HV] -> outputs [B, T, HV, V]."""
-        step = self._staged()
-        blocks = next(g.blocks for g in self.groups if layer in g.layers)[step.slots]
-        mixed = self.convs[layer].verify(blocks, torch.zeros_like(blocks), packed)
-        return self.policy.verify(layer, step, Tokens.unpack(self.g, mixed, a, b))
+    def verify(self, layer: int, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """One layer's window: conv outputs [B, T, D] and gates [B, T, HV] -> outputs [B, T, HV, V]."""
+        if self.staged is None or len(self.staged.requests) != len(mixed):
+            raise RuntimeError("ssmspec: a speculative row reached a layer before its step was staged")
+        return self.policy.verify(layer, self._step(len(mixed)), Tokens.unpack(self.g, mixed, a, b))
 
     def commit(self, num_sampled: Tensor) -> None:
         """Keep what was accepted of every row of the engine's batch, bonus included.
 
         The engine reports 0 for a prompt chunk that samples nothing; its one token is accepted all the same.
         """
-        if self.step is None:
+        batch, self.staged = self.staged, None
+        if batch is None:
             return
-        step, rows = self._staged(), self._rows
-        assert rows is not None
-        step.accepted.copy_(num_sampled[rows].clamp(min=1))
-        commit = step.close()
-        self.step = None
+        n = len(batch.requests)
+        self._step(n).accepted.copy_(num_sampled[batch.rows].clamp(min=1))
+        self.steps += 1
+        recorded = next((graph for size, graph in self.graphs.items() if size >= n), None)
+        if recorded is None:
+            self._apply(n)
+        else:
+            recorded.replay()
+
+    def _apply(self, n: int) -> None:
+        """Commit the first ``n`` rows of the static buffers."""
+        commit = self._step(n).close()
         self._count(commit)
-        self._keep_conv(commit)
+        self.windows.keep(commit)
         self.policy.accept(commit)
 
     def describe(self, num_layers: int) -> str:
@@ -152,18 +183,21 @@ class Session:
         mib = num_layers * (self.num_requests + 1) * sum(f.nbytes for f in fields) / 2**20
         return (
             f"policy={self.serve.policy} mode={self.serve.mode} align={self.w.align or 'off'}, {num_layers} GDN layers,"
-            f" state {self.g.state_dtype}, T={self.w.max_len}, records {mib:.1f} MiB for {self.num_requests} requests"
+            f" state {self.g.state_dtype}, T={self.w.max_len}, records {mib:.1f} MiB for {self.num_requests} requests,"
+            f" kernels {self.serve.kernels(self.device.type)}"
         )
 
     def report(self) -> dict[str, Any]:
         """What runs, and how often what has happened so far. Reads the device."""
         counts = dict(zip(self.COUNTERS, self.counters.tolist(), strict=True))
-        return {**self.serve.to_dict(), "align": self.w.align, **counts}
+        return {**self.serve.to_dict(), "align": self.w.align, "steps": self.steps, **counts}
 
-    def _staged(self) -> Step:
-        if self.step is None:
-            raise RuntimeError("ssmspec: a speculative row reached a layer before its step was staged")
-        return self.step
+    def _step(self, n: int) -> Step:
+        """The first ``n`` rows of the static buffers."""
+        slots, lens, accepted, next_slots, mark, mark_slots = self._numbers[:, :n].unbind()
+        return Step(
+            slots, lens, accepted, next_slots, mark, mark_slots, self._flags[:n], max_len=self.w.max_len
+        )
 
     def _boundary(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Tokens of each window before the next block boundary (0: out of reach), and the column that ends there."""
@@ -175,15 +209,6 @@ class Session:
         mark = (column + 1) * align - batch.computed
         return torch.where(mark <= batch.lens, mark, 0), column
 
-    def _keep_conv(self, commit: Commit) -> None:
-        for group in self.groups:
-            blocks, boundary = group.blocks[commit.slots], group.blocks[commit.mark_slots]
-            for layer in group.layers:
-                conv = self.convs[layer]
-                window = conv.pages[blocks]
-                conv.keep(window, commit.mark, boundary)
-                conv.keep(window, commit.accepted, blocks)
-
     def _count(self, commit: Commit) -> None:
         live = commit.lens > 0
         flushed = torch.zeros_like(live)
@@ -191,5 +216,5 @@ class Session:
             count = self.cursors["count"][commit.slots]
             limit = layout.ring(self.serve.policy, self.w).limit
             flushed = live & (count > 0) & (count + commit.lens > limit)
-        amounts = (live.any(), live.sum(), commit.accepted.sum(), flushed.sum(), (commit.mark > 0).sum())
-        self.counters += torch.stack([n.long() for n in amounts])
+        amounts = [live.long(), commit.accepted, flushed.long(), (commit.mark > 0).long()]
+        self.counters += torch.stack(amounts).sum(1)

@@ -28,17 +28,18 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         self.group_ids: list[int] = []
         self.first_names: list[str] = []
         self.running: set[str] = set()
-        self.removed: set[str] = set()  # since the last forward pass
+        self.replaced: str | None = None  # what was just removed while it ran
+        self.dummy = True  # until vLLM says that the next batch is a real one
 
     def remove_request(self, req_id: str) -> None:
         super().remove_request(req_id)
-        if req_id in self.running:
-            self.running.remove(req_id)
-            self.removed.add(req_id)
+        self.replaced = req_id if req_id in self.running else None
+        self.running.discard(req_id)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
-        """A request starts or resumes. One that is re-added on the spot keeps pages that may lag: refused."""
-        if new_req_data.req_id in self.removed and self.session.lags:
+        """A request starts or resumes; vLLM first removes any of that name. One that was still running gets more input,
+        and keeps pages that may lag: refused."""
+        if new_req_data.req_id == self.replaced and self.session.lags:
             raise RuntimeError(
                 f"ssmspec: request {new_req_data.req_id} got more input while running, which --ssm-policy"
                 f" {self.session.serve.policy} does not serve; send it whole, or serve with --ssm-policy recover"
@@ -48,6 +49,7 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         self.session.admit(req_index)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """vLLM binds pages twice: first to measure its graphs, then for good."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
         layers, names = list(self.layers.values()), list(self.layers)
         groups = {
@@ -70,13 +72,24 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         )
         compat.init_logger("vllm.ssmspec").info("ssmspec: %s", self.session.describe(len(layers)))
 
+    def capture_inner_cudagraphs(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM calls this once its own graphs are captured."""
+        super().capture_inner_cudagraphs(*args, **kwargs)
+        self.session.capture()
+
+    def preprocess_state(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM calls this for real batches only."""
+        super().preprocess_state(*args, **kwargs)
+        self.dummy = False
+
     def prepare_attn(
         self, input_batch: Any, cudagraph_mode: Any, block_tables: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        """Also called for the drafter's graphs, whose layers are none of ours."""
         metadata = super().prepare_attn(input_batch, cudagraph_mode, block_tables, *args, **kwargs)
-        self.removed.clear()
         if self.first_names and all(name in metadata for name in self.first_names):
             self.session.stage(self._batch(input_batch, metadata, block_tables))
+            self.dummy = True
         return metadata
 
     def postprocess_state(
@@ -93,7 +106,10 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         mask = found[0].spec_sequence_masks_cpu
         if mask is None:
             return None
-        rows = mask.nonzero()[:, 0].to(self.device)
+        chosen = mask.nonzero()[:, 0]
+        n = len(chosen)
+        # vLLM sorts windows to the front, where they are found without an index
+        rows = slice(n) if bool(mask[:n].all()) else self._sent(chosen)
         lens = input_batch.query_start_loc.diff()[rows].long()
         tails = input_batch.prefill_runs_as_decode_np
         return Batch(
@@ -101,9 +117,16 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
             requests=input_batch.idx_mapping[rows].long(),
             lens=lens,
             computed=input_batch.seq_lens[rows].long() - lens,
-            settle=torch.zeros_like(rows, dtype=torch.bool)
+            settle=torch.zeros(n, dtype=torch.bool, device=self.device)
             if tails is None
-            else torch.from_numpy(tails)[rows],
-            blocks=[m.spec_state_indices_tensor[: len(rows), 0].long() for m in found],
+            else self._sent(torch.from_numpy(tails)[chosen]),
+            blocks=torch.stack([m.spec_state_indices_tensor[:n, 0] for m in found]).long(),
             tables=[block_tables[gid][rows] for gid in self.group_ids],
+            dummy=self.dummy,
         )
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """On the device, without waiting for it."""
+        if self.device.type == "cpu":
+            return x
+        return x.pin_memory().to(self.device, non_blocking=True)

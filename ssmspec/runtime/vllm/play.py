@@ -1,0 +1,54 @@
+"""One vLLM engine plays given prompts, and what came out goes into a file. Run as a script, in a process of its own."""
+
+import json
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def play(scenario: Json) -> Json:
+    """``scenario``: "engine", the arguments of vLLM's LLM; "waves", each {"prompts": [[token]], "max_tokens": [n]}, played one
+    after another.
+
+    Returns per wave the requests' tokens, logprobs and cached prompt tokens; seconds; what the worker and vLLM's
+    metrics report; and how many requests of the full length fit.
+    """
+    vllm = import_module("vllm")
+    start = time.monotonic()
+    llm = vllm.LLM(**scenario["engine"])
+    up = time.monotonic()
+    waves = []
+    for wave in scenario["waves"]:
+        params = [
+            vllm.SamplingParams(
+                temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=2, seed=i
+            )
+            for i, n in enumerate(wave["max_tokens"])
+        ]
+        prompts = [{"prompt_token_ids": tokens} for tokens in wave["prompts"]]
+        waves.append([_request(o) for o in llm.generate(prompts, params, use_tqdm=False)])
+    served = "ssmspec" in scenario["engine"].get("additional_config", {})
+    return {
+        "waves": waves,
+        "seconds": {"start": up - start, "play": time.monotonic() - up},
+        "report": llm.collective_rpc("ssmspec_report") if served else [],
+        "metrics": {m.name: getattr(m, "value", getattr(m, "values", None)) for m in llm.get_metrics()},
+    }
+
+
+def _request(output: Any) -> Json:
+    completion = output.outputs[0]
+    logprobs = [{str(t): p.logprob for t, p in sorted(step.items())} for step in completion.logprobs]
+    return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
+
+
+def main(source: Path, target: Path) -> None:
+    target.write_text(json.dumps(play(json.loads(source.read_text()))))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
