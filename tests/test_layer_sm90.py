@@ -23,13 +23,13 @@ def test_no_spills_and_wide_loads(t: int, compiled: list[Any], tmp_path: Path) -
     from ssmspec.kernels.norm_triton import TritonNorm
 
     conv = Conv(channels=8192)
-    pool = StatePool.allocate(ConvRing.layout(conv, t, DType.BF16), 1, 3)
+    pool = StatePool.allocate(ConvRing.layout(conv, t, DType.BF16), 1, 10)
     pool.tensors["conv"] = pool["conv"].mT.contiguous().mT
-    ring, step = ConvRing(conv, pool), Step.of([1, 2], [t, t], t, accepted=[1, 1])
-    projected = torch.zeros(2, t, 8192 + 4096, dtype=torch.bfloat16)
-    z = projected[..., 8192:].view(2, t, 32, 128)
+    ring, step = ConvRing(conv, pool), Step.of(range(1, 10), [t] * 9, t, accepted=[1] * 9)
+    projected = torch.zeros(9, t, 8192 + 4096, dtype=torch.bfloat16)
+    z = projected[..., 8192:].view(9, t, 32, 128)
     ring.verify(0, step, projected[..., :8192], torch.zeros(4, 8192, dtype=torch.bfloat16).mT)
-    TritonNorm(group=128)(torch.zeros(2, t, 32, 128, dtype=torch.bfloat16), z, torch.ones(128), step)
+    TritonNorm(group=128)(torch.zeros(9, t, 32, 128, dtype=torch.bfloat16), z, torch.ones(128), step)
     ring.accept(step.close())
     assert [k.name for k in compiled] == ["convolve", "norm_and_gate", "keep", "advance"]
     for kernel in compiled:
