@@ -114,6 +114,7 @@ class FusedVerify:
 def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Tensor, shape: Shape) -> None:
     """In place of ``call.prepare``."""
     conv, field, batch = x.ring.conv, x.ring.field[x.index], len(slots)
+    heads = gcd(shape.H, 2 if batch <= FEW else 8)
     c = LayerShape(
         H=shape.H,
         HV=shape.HV,
@@ -125,7 +126,8 @@ def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Ten
         R=shape.R,
         HISTORY=shape.HISTORY > 0,
         ENDS=shape.ENDS,
-        HEADS=gcd(shape.H, 2 if batch <= FEW else 8),
+        HEADS=heads,
+        WARPS=min(4, heads),  # a head within a warp
     )
     convolve_window[(c.BLOCKS + c.T, batch)](
         Unpacked(x.x, x.x.stride(0), x.x.stride(1)),
