@@ -54,7 +54,8 @@ def records(g: Geometry, capacity: int, *, durable: bool) -> Layout:
     """What a token does to the state, S <- decay * S + c k^T, for GDN, KDA and Mamba2.
 
     Each field holds what was multiplied, or what gives it again by the same operation: c = dt * x for Mamba2,
-    the key as raw key times 1/norm, KDA's decay as its raw gate. With a read copy the delta rules record v and
+    the key as raw key times 1/norm. KDA's raw gate would be half as long as its decays, but replay would run it
+    through the gate function again, which costs more time than the bytes. With a read copy the delta rules record v and
     beta instead of c, so that no error of the copy can enter the anchor.
     """
     h, hv, r, act, f32 = g.num_k_heads, g.num_v_heads, capacity, g.act_dtype, DType.FP32
@@ -71,11 +72,8 @@ def records(g: Geometry, capacity: int, *, durable: bool) -> Layout:
             value = (norm, field("v", (hv, r, g.head_v), act), field("beta", (hv, r), f32))
         else:
             value = (norm, field("c", (hv, r, g.head_v), g.record_dtype))
-    if g.arch is Arch.KDA:
-        decay = field("gate", (hv, r, g.head_k), act)
-    else:
-        decay = field("decay", (hv, r), f32)
-    return (key, *value, decay)
+    decays = (hv, r, g.head_k) if g.arch is Arch.KDA else (hv, r)
+    return (key, *value, field("decay", decays, f32))
 
 
 def conv(c: Conv, max_len: int, act_dtype: DType, name: str = "conv") -> Field:

@@ -9,6 +9,7 @@ from ssmspec import layout
 from ssmspec.geometry import Window
 from ssmspec.kernels.base import Kernels, Tokens
 from ssmspec.kernels.conv import ConvWindow
+from ssmspec.kernels.cursors import advance
 from ssmspec.policies import POLICIES
 from ssmspec.pool import StatePool
 from ssmspec.runtime.content import layer_params
@@ -31,7 +32,7 @@ def test_a_whole_step_reads_nothing_on_the_host(policy: str, gate: str, store: s
     with FakeTensorMode(allow_non_fake_inputs=True):
         fields = (*layout.of(policy, g, w), layout.conv(g.conv, w.max_len, g.act_dtype))
         pool = StatePool.allocate(fields, g.num_layers, 8)
-        p = POLICIES[policy](g, w, pool, Kernels(_verify, _fold), params)
+        p = POLICIES[policy](g, w, pool, Kernels(_verify, _fold, advance), params)
         conv = ConvWindow(g.conv, pool)
         step, slots = Step.empty(3, w.max_len), torch.zeros(3, dtype=torch.int64)
         x = torch.zeros(3, 4, g.conv.channels, dtype=torch.bfloat16)

@@ -101,7 +101,7 @@ FIELDS = [
     ("gdn", "rnorm"),
     ("gdn", "c"),
     ("gdn", "decay"),
-    ("kda", "gate"),
+    ("kda", "decay"),
     ("mamba2", "x"),
     ("mamba2", "dt"),
     ("mamba2", "decay"),

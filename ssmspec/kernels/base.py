@@ -1,4 +1,4 @@
-"""The two primitives that every policy is made of, as a backend supplies them."""
+"""The two primitives that every policy is made of, and the cursors between them, as a backend supplies them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from typing import Protocol
 from torch import Tensor
 
 from ssmspec.geometry import Geometry
+from ssmspec.layout import Ring
 from ssmspec.pool import StatePool
+from ssmspec.step import Commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,13 @@ class Fold(Protocol):
         """Carry out the plan in every layer."""
 
 
+class Advance(Protocol):
+    def __call__(self, pool: StatePool, commit: Commit, ring: Ring) -> Plan:
+        """Move the cursors of every row past its accepted tokens -> what is left to fold."""
+
+
 @dataclass(frozen=True)
 class Kernels:
     verify: Verify
     fold: Fold
+    advance: Advance

@@ -152,9 +152,14 @@ def _couple(g: Geometry, layer: Layer, call: Call, at: Cursors, c: Shape) -> Non
         call.rec_step,
         _operand(g),
         c,
-        num_warps=1,
+        num_warps=couple_warps(c),
         enable_fp_fusion=True,
     )
+
+
+def couple_warps(c: Shape) -> int:
+    """One warp cannot hold the decayed keys of a history beside those of a window."""
+    return 2 if c.CHANNELS else 1
 
 
 def _multiply(call: Call, c: Shape, programs: dict[Any, int]) -> None:

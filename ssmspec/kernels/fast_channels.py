@@ -8,34 +8,32 @@ end of the history, from there to a token, or from token to token: nothing is di
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.fast_couplings import EPS, gram, live_row, pack, ring_at, substitute
+from ssmspec.kernels.fast_couplings import EPS, gram, live_row, multiply, pack, ring_at, substitute
 from ssmspec.kernels.fast_math import rsqrt, sigmoid
 from ssmspec.kernels.triton_recurrence import decay_of
 
 
 @triton.jit
-def _history(of_key, of_norm, of_gate, first, records, rate, bias, channel, c: tl.constexpr):
+def _history(of_key, of_norm, of_decay, first, records, channel, c: tl.constexpr):
     """Keys [HP, KP] with their norms and the decays behind them, zero where there is no record; all decays [KP]."""
-    PAST: tl.constexpr = c.HP
     past = tl.arange(0, c.HP)
-    keys = tl.full([c.HP, c.KP], 0.0, tl.float32)
-    behind = tl.full([c.KP], 1.0, tl.float32)
-    for i in tl.static_range(PAST):
-        j = PAST - 1 - i
-        if j < records:
-            ring = ring_at(first + j, c)
-            key = tl.load(of_key + ring * c.K + channel, mask=channel < c.K, other=0.0).to(tl.float32)
-            gate = tl.load(of_gate + ring * c.K + channel, mask=channel < c.K, other=0.0).to(tl.float32)
-            key *= tl.load(of_norm + ring)
-            keys = tl.where((past == j)[:, None], (key * behind)[None, :], keys)
-            behind *= decay_of(gate, rate, bias, c)
-    return keys, behind
+    in_k = (channel < c.K)[None, :]
+    held, followed = (past < records)[:, None] & in_k, (past + 1 < records)[:, None] & in_k
+    ring = ring_at(first + past, c)
+    keys = tl.load(of_key + (ring * c.K)[:, None] + channel[None, :], mask=held, other=0.0).to(tl.float32)
+    norms = tl.load(of_norm + ring, mask=past < records, other=0.0)
+    later = ring_at(first + past + 1, c)
+    behind = tl.load(of_decay + (later * c.K)[:, None] + channel[None, :], mask=followed, other=1.0)
+    oldest = tl.load(of_decay + first * c.K + channel, mask=(channel < c.K) & (records > 0), other=1.0)
+    behind = tl.associative_scan(behind, 0, multiply, reverse=True)
+    total = oldest * tl.sum(tl.where((past == 0)[:, None], behind, 0.0), 0)
+    return keys * norms[:, None] * behind, total
 
 
 @triton.jit
-def _window(of_key, of_query, of_gate, x_step, n, rate, bias, channel, c: tl.constexpr):
+def _window(of_key, of_query, of_gate, to_decay, x_step, first, n, rate, bias, channel, c: tl.constexpr):
     """The probes [NC, KP] with their norms and decays; what a unit update of token j adds to what key and query of
-    token t see [TP, TP] twice; the norms of the keys [TP].
+    token t see [TP, TP] twice; the norms of the keys [TP]. Records the decays, from ring position ``first`` on.
     """
     TOKENS: tl.constexpr = c.T
     token = tl.arange(0, c.TP)
@@ -55,6 +53,7 @@ def _window(of_key, of_query, of_gate, x_step, n, rate, bias, channel, c: tl.con
         key *= norm
         query *= rsqrt(tl.sum(query * query, 0) + EPS) * c.QUERY
         decay = decay_of(gate, rate, bias, c)
+        tl.store(to_decay + ring_at(first + i, c) * c.K + channel, decay, mask=inside)
         upto *= decay
         probes = tl.where((column == 2 * i)[:, None], (key * upto)[None, :], probes)
         probes = tl.where((column == 2 * i + 1)[:, None], (query * upto)[None, :], probes)
@@ -68,7 +67,7 @@ def _window(of_key, of_query, of_gate, x_step, n, rate, bias, channel, c: tl.con
 
 @triton.jit
 def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
-    """Coefficients to.heads, probes and folded keys to.vectors, and the records of keys, norms and gates.
+    """Coefficients to.heads, probes and folded keys to.vectors, and the records of keys, norms and decays.
 
     One program per (row, value head).
     """
@@ -89,18 +88,18 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     bias = tl.load(dt_bias + head * c.K + channel, mask=in_k, other=0.0).to(tl.float32)
     rec_k = rec.k + slot * rec_step.k + h * (c.R * c.K)
     rec_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
-    rec_gate = rec.gate + slot * rec_step.gate + head * (c.R * c.K)
+    rec_decay = rec.decay + slot * rec_step.decay + head * (c.R * c.K)
 
     token = tl.arange(0, c.TP)
     live = (token < n)[:, None] & in_k[None, :]
     ring = ring_at(first + records + token, c)
-    gates = tl.load(of_gate + (token * x_step.a[1])[:, None] + channel[None, :], mask=live, other=0.0)
-    tl.store(rec_gate + (ring * c.K)[:, None] + channel[None, :], gates, mask=live)
     if head % c.GROUP == 0:
         keys = tl.load(of_k + (token * x_step.k[1])[:, None] + channel[None, :], mask=live, other=0.0)
         tl.store(rec_k + (ring * c.K)[:, None] + channel[None, :], keys, mask=live)
 
-    probes, on_keys, on_queries, norms = _window(of_k, of_q, of_gate, x_step, n, rate, bias, channel, c)
+    probes, on_keys, on_queries, norms = _window(
+        of_k, of_q, of_gate, rec_decay, x_step, ring_at(first + records, c), n, rate, bias, channel, c
+    )
     tl.store(rec_norm + ring, norms, mask=(token < n) & (head % c.GROUP == 0))
     of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
     beta = tl.load(
@@ -118,13 +117,13 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     of_p = to.vectors + (row * c.HV + head) * (c.VECTORS * c.K) + channel
     if c.HP > 0:
         past = tl.arange(0, c.HP)
-        keys, total = _history(rec_k, rec_norm, rec_gate, first, records, rate, bias, channel, c)
-        seen = gram(keys, probes, tl.float32)
+        old, total = _history(rec_k, rec_norm, rec_decay, first, records, channel, c)
+        seen = gram(old, probes, tl.float32)
         tl.store(of_w + (column * c.HP)[None, :] + past[:, None], seen)
         tl.store(of_w + c.FOLD + past, tl.full([c.HP], 1.0, tl.float32))
         tl.store(of_w + c.TOTAL, 1.0)
         if flush:
-            tl.store(of_p[None, :] + ((c.NC + past) * c.K)[:, None], keys, mask=in_k[None, :])
+            tl.store(of_p[None, :] + ((c.NC + past) * c.K)[:, None], old, mask=in_k[None, :])
             tl.store(of_p + (c.NC + c.HP) * c.K, total, mask=in_k)
         probes *= total[None, :]
     tl.store(of_p[None, :] + (column * c.K)[:, None], probes, mask=in_k[None, :])

@@ -25,19 +25,13 @@ class Ports(NamedTuple):
     x: Any = None
     dt: Any = None
     decay: Any = None
-    gate: Any = None
-    A_log: Any = None
-    dt_bias: Any = None
     rows: Any = None
-
-
-VECTORS = ("state", "k", "c", "x", "gate")  # ports that are read many elements at a time
 
 
 @triton.jit
 def _port(table, layer, i: tl.constexpr, dtype: tl.constexpr, ALIGN: tl.constexpr):
     """Port i of a layer: its address, and its elements per slot."""
-    entry = table + (layer * 11 + i) * 2
+    entry = table + (layer * 8 + i) * 2
     pointer = tl.load(entry).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, ALIGN), tl.multiple_of(tl.load(entry + 1), ALIGN)
 
@@ -73,10 +67,11 @@ def fold(
     if ends is not None:
         bits = tl.load(ends + b)
 
+    CHANNELS: tl.constexpr = ALIGN if g.ARCH == "kda" else 1
     first = tl.program_id(2) * span
     for layer in range(first, tl.minimum(first + span, layers)):
         state, state_step = _port(table, layer, 0, types.state, ALIGN)
-        k, k_step = _port(table, layer, 1, types.k, ALIGN)
+        k, k_step = _port(table, layer, 1, types.k, ALIGN) if types.k is not None else (None, None)
         rnorm, rnorm_step = (
             _port(table, layer, 2, types.rnorm, 1) if types.rnorm is not None else (None, None)
         )
@@ -84,31 +79,26 @@ def fold(
         x, x_step = _port(table, layer, 4, types.x, ALIGN) if types.x is not None else (None, None)
         dt, dt_step = _port(table, layer, 5, types.dt, 1) if types.dt is not None else (None, None)
         decay, decay_step = (
-            _port(table, layer, 6, types.decay, 1) if types.decay is not None else (None, None)
+            _port(table, layer, 6, types.decay, CHANNELS) if types.decay is not None else (None, None)
         )
-        gate, gate_step = (
-            _port(table, layer, 7, types.gate, ALIGN) if types.gate is not None else (None, None)
-        )
-        A_log, _ = _port(table, layer, 8, tl.float32, 1)
-        dt_bias, _ = _port(table, layer, 9, tl.float32, 1)
-        rec = Records(k=k, rnorm=rnorm, c=c, x=x, dt=dt, decay=decay, gate=gate)
-        step = Records(
-            k=k_step, rnorm=rnorm_step, c=c_step, x=x_step, dt=dt_step, decay=decay_step, gate=gate_step
-        )
+        rec = Records(k=k, rnorm=rnorm, c=c, x=x, dt=dt, decay=decay)
+        step = Records(k=k_step, rnorm=rnorm_step, c=c_step, x=x_step, dt=dt_step, decay=decay_step)
 
         held, held0, held1 = row, to0, to1
         if types.rows is not None:
-            rows, _ = _port(table, layer, 10, types.rows, 1)
+            rows, _ = _port(table, layer, 7, types.rows, 1)
             held = tl.load(rows + row)
             held0, held1 = tl.load(rows + tl.maximum(to0, 0)), tl.load(rows + tl.maximum(to1, 0))
-        at = locate(hv, v_tile, A_log, dt_bias, g)
+        at = locate(hv, v_tile, g)
         state += state_at(at, g)
         s = load_state(state + held * state_step, at, g)
         done = 0
         if to0 > 0:
-            s = replay(s, rec, step, row, start, 0, n0, bits, types.state, at, g)
+            if types.k is not None:
+                s = replay(s, rec, step, row, start, 0, n0, bits, types.state, at, g)
             store_state(state + held0 * state_step, s, at, g)
             done = n0
         if to1 > 0:
-            s = replay(s, rec, step, row, start, done, n1, bits, types.state, at, g)
+            if types.k is not None:
+                s = replay(s, rec, step, row, start, done, n1, bits, types.state, at, g)
             store_state(state + held1 * state_step, s, at, g)

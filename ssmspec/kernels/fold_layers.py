@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssmspec.geometry import Geometry
 from ssmspec.kernels.base import Layer, Plan
-from ssmspec.kernels.fold import VECTORS, Ports, fold
+from ssmspec.kernels.fold import Ports, fold
 from ssmspec.kernels.launch import column, fold_span, fold_tile, row_step, shape_of
 
 _TYPES = {
@@ -61,24 +61,19 @@ class Fold:
 
 
 def _ports(layer: Layer) -> dict[str, Tensor]:
-    ports = {
-        "state": layer.state,
-        **layer.records,
-        "A_log": layer.params.A_log,
-        "dt_bias": layer.params.dt_bias,
-    }
+    ports = {"state": layer.state, **layer.records}
     return ports if layer.rows is None else {**ports, "rows": layer.rows}
 
 
 def _table(layers: Sequence[Layer]) -> tuple[Tensor, int]:
-    """[layers, ports, 2] int64: addresses, and elements per slot; and what divides all of those read in vectors."""
+    """[layers, ports, 2] int64: addresses, and elements per slot; and what divides all of those of vectors."""
     table = torch.zeros(len(layers), len(Ports._fields), 2, dtype=torch.int64)
     align = 16
     for i, layer in enumerate(layers):
         for name, t in _ports(layer).items():
             entry = _signed(t.data_ptr()), row_step(name, t)
             table[i, Ports._fields.index(name)] = torch.tensor(entry)
-            if name in VECTORS:
+            if t.dim() == 4:  # read many elements at a time
                 align = gcd(align, *entry)
     return table.to(layers[0].state.device), align
 

@@ -130,7 +130,18 @@ def _write_keys(x, strides, records, record_strides, p_factors, slot, position, 
 
 @gluon.jit
 def prepare_window(
-    x, strides, A_log, dt_bias, slots, pages, lens, history, records, record_strides, prepared, c: gl.constexpr
+    x,
+    strides,
+    A_log,
+    dt_bias,
+    slots,
+    pages,
+    lens,
+    history,
+    records,
+    record_strides,
+    prepared,
+    c: gl.constexpr,
 ):
     """Grid (B * T, H / HEADS). Writes ``prepared``, and k, 1/norm and decay of the window's records."""
     b = (gl.program_id(0) // c.T).to(gl.int64)

@@ -115,7 +115,5 @@ def _channels(
     decay = decay_of(gate.to(tl.float32), rate, bias, g)
     tl.store(decays + (of_token * g.HV + hv) * g.K + k_at, decay, mask=inside)
     of_record = (hv * g.R + at) * g.K + k_at
-    if rec.gate is not None:
-        tl.store(rec.gate + row * rec_step.gate + of_record, gate, mask=inside)
-    elif rec.decay is not None:
+    if rec.decay is not None:
         tl.store(rec.decay + row * rec_step.decay + of_record, decay, mask=inside)

@@ -93,7 +93,7 @@ def output(s: Tensor, t: Token) -> Tensor:
 
 def record(g: Geometry, layer: Layer, x: Tokens, b: int, t: int, c: Tensor, slot: int, position: int) -> None:
     """Write down what token (b, t) did: what was multiplied, or what gives it again by the same operation."""
-    values = {"k": x.k[b, t], "c": c, "x": x.v[b, t], "v": x.v[b, t], "gate": x.a[b, t]}
+    values = {"k": x.k[b, t], "c": c, "x": x.v[b, t], "v": x.v[b, t]}
     a = x.a[b, t].float()
     if g.arch is Arch.MAMBA2:
         values["dt"] = softplus(a + layer.params.dt_bias) if g.dt_softplus else a + layer.params.dt_bias
@@ -102,8 +102,8 @@ def record(g: Geometry, layer: Layer, x: Tokens, b: int, t: int, c: Tensor, slot
         assert x.b is not None
         values["rnorm"] = rnorm_of(x.k[b, t].float())
         values["beta"] = torch.sigmoid(x.b[b, t].float())
-        if g.arch is Arch.GDN:
-            values["decay"] = decay_of(g, layer.params, a)[:, 0]
+        decay = decay_of(g, layer.params, a)
+        values["decay"] = decay if g.arch is Arch.KDA else decay[:, 0]
     for name, field in layer.records.items():
         field[slot, :, position] = values[name].to(field.dtype)
 
@@ -112,6 +112,6 @@ def recorded(g: Geometry, layer: Layer, slot: int, position: int) -> Token:
     """The token that ``record`` wrote, ready to be applied again."""
     r = {name: field[slot, :, position].float() for name, field in layer.records.items()}
     k = r["k"] * r["rnorm"][:, None] if "rnorm" in r else r["k"]
-    decay = decay_of(g, layer.params, r["gate"]) if "gate" in r else r["decay"][:, None]
+    decay = r["decay"] if g.arch is Arch.KDA else r["decay"][:, None]
     c = r["dt"][:, None] * r["x"] if "x" in r else r.get("c")
     return Token(k=heads(g, k), decay=decay, c=c, v=r.get("v"), beta=r.get("beta"))

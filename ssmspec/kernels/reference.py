@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ssmspec.geometry import DType, Geometry, Mode, Window
+from ssmspec.kernels import cursors
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens
 from ssmspec.kernels.recurrence import Token, advance, output, record, recorded, token
 from ssmspec.kernels.rounding import round_to, uniform
@@ -150,9 +151,11 @@ def make(g: Geometry, w: Window) -> Kernels:
                 past = Past.of(g, layer, slot, base, max(count, mark), mask)
                 s = layer.state[_row(layer, slot)].to(_compute(g))
                 for n, to in sorted(((mark, mark_dst), (count, dst))):
-                    if to > NULL_SLOT:
+                    if to > NULL_SLOT and n == 0:
+                        layer.state[_row(layer, to)] = layer.state[_row(layer, slot)]
+                    elif to > NULL_SLOT:
                         s = _replay(g, s, past, source, done, n)
                         _store(g, layer, _row(layer, to), s, source, n)
                         done = n
 
-    return Kernels(verify, fold)
+    return Kernels(verify, fold, cursors.advance)

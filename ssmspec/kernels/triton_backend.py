@@ -14,6 +14,7 @@ from ssmspec.kernels.fast import make_verify
 from ssmspec.kernels.fold_layers import Fold
 from ssmspec.kernels.launch import column, head_tile, row_step, shape_of, window_tile
 from ssmspec.kernels.prepare import prepare
+from ssmspec.kernels.triton_cursors import advance
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs, Past, Prepared, window
 
@@ -34,7 +35,7 @@ def make(g: Geometry, w: Window) -> Kernels:
         )
     if not 16 <= g.head_k <= 256:
         raise ValueError(f"backend=triton: head_k={g.head_k} is outside 16..256")
-    return Kernels(_verify(g, w), Fold(g))
+    return Kernels(_verify(g, w), Fold(g), advance)
 
 
 def _check_packed(x: Tokens) -> None:
@@ -112,8 +113,6 @@ class _Exact:
         window[(triton.cdiv(g.head_v, tile.rows), g.num_v_heads, batch)](
             made,
             _strides(Prepared, made),
-            p.A_log,
-            p.dt_bias,
             p.D,
             layer.state,
             row_step("state", layer.state),

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.triton_recurrence import decay_of, lanes, rounded, update
+from ssmspec.kernels.triton_recurrence import lanes, rounded, update
 
 
 class Records(NamedTuple):
@@ -17,7 +17,6 @@ class Records(NamedTuple):
     x: Any = None
     dt: Any = None
     decay: Any = None
-    gate: Any = None
 
 
 class Shape(NamedTuple):
@@ -42,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class At(NamedTuple):
-    """A program's head and tile, and the constants of the head's gate."""
+    """A program's head and tile."""
 
     h: Any
     hv: Any
@@ -53,20 +52,13 @@ class At(NamedTuple):
     v_in: Any
     lk: Any
     lv: Any
-    rate: Any
-    bias: Any
 
 
 @triton.jit
-def locate(hv, v_tile, A_log, dt_bias, g: tl.constexpr):
+def locate(hv, v_tile, g: tl.constexpr):
     chunk, k, v, lk, lv = lanes(g)
     v += v_tile * (g.LV * g.NV)
     k_in = k < g.K
-    rate = tl.exp(tl.load(A_log + hv).to(tl.float32))
-    if g.ARCH == "kda":
-        bias = load_k(dt_bias + hv * g.K + k, k_in, g).to(tl.float32)
-    else:
-        bias = tl.load(dt_bias + hv).to(tl.float32)
     return At(
         chunk=chunk,
         h=hv // (g.HV // g.H),
@@ -77,8 +69,6 @@ def locate(hv, v_tile, A_log, dt_bias, g: tl.constexpr):
         v_in=v < g.V,
         lk=lk,
         lv=lv,
-        rate=rate,
-        bias=bias,
     )
 
 
@@ -139,12 +129,10 @@ def state_at(at, g: tl.constexpr):
 
 @triton.jit
 def _fetch(rec, step, slot, p, at, g: tl.constexpr):
-    """The record at ring position p as it lies there: key, its 1/norm (Mamba2: dt), decay or gate, and c or x."""
+    """The record at ring position p as it lies there: key, its 1/norm (Mamba2: dt), decay, and c or x."""
     of_key, of_value = at.h * g.R + p, at.hv * g.R + p
     k = load_k(rec.k + slot * step.k + of_key * g.K + at.k, at.k_in, g)
-    if rec.gate is not None:
-        decay = load_k(rec.gate + slot * step.gate + of_value * g.K + at.k, at.k_in, g)
-    elif g.ARCH == "kda":
+    if g.ARCH == "kda":
         decay = load_fp32(rec.decay + slot * step.decay + of_value * g.K, at, g)
     else:
         decay = tl.load(rec.decay + slot * step.decay + of_value)
@@ -161,8 +149,6 @@ def _fetch(rec, step, slot, p, at, g: tl.constexpr):
 def _apply(s, rec, k, scale, decay, c, at, g: tl.constexpr):
     """What verify multiplied, from what it recorded, and onto the state."""
     k, c = k.to(tl.float32), c.to(tl.float32)
-    if rec.gate is not None:
-        decay = decay_of(decay.to(tl.float32), at.rate, at.bias, g)
     if rec.x is not None:
         c = scale * c
     else:

@@ -52,8 +52,6 @@ class Past(NamedTuple):
 def window(
     x,
     x_step,
-    A_log,
-    dt_bias,
     D,
     state,
     state_step,
@@ -73,7 +71,7 @@ def window(
     row = tl.load(rows + b).to(tl.int64)
     n = tl.minimum(tl.load(lens + b), T).to(tl.int32)
     n = tl.where(row > 0, tl.maximum(n, 0), 0)
-    at = locate(hv, v_tile, A_log, dt_bias, g)
+    at = locate(hv, v_tile, g)
     p_out = out + (b * T * g.HV + hv) * g.V + at.v
     p_rest = p_out + n.to(tl.int64) * (g.HV * g.V)
     for _ in range(n, T):

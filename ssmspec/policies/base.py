@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from ssmspec import layout
 from ssmspec.geometry import Geometry, Window
-from ssmspec.kernels.base import Kernels, Layer, LayerParams, Noise, Plan, Tokens
+from ssmspec.kernels.base import Kernels, Layer, LayerParams, Noise, Tokens
+from ssmspec.layout import Ring
 from ssmspec.pool import NULL_SLOT, StatePool, indexable
 from ssmspec.step import Commit, Step
 
@@ -118,21 +120,8 @@ class Policy(ABC):
                 self.pool["seed"][slots] = seed
                 self.pool["position"][slots] = position + ahead.int()
 
-    def _fold(self, commit: Commit, base: Tensor, before: Tensor, keep: Tensor, ends: Tensor | None) -> None:
-        """Store a crossed boundary's state, and where ``keep`` says so the accepted one, in one pass.
-
-        ``before`` [B] records from ``base`` on were committed by earlier steps; this step's follow.
-        """
-        self.kernels.fold(
-            self.layers,
-            Plan(
-                src=commit.slots,
-                base=base,
-                count=torch.where(keep, before + commit.accepted, 0),
-                dst=torch.where(keep, commit.next_slots, NULL_SLOT),
-                mark=torch.where(commit.mark > 0, before + commit.mark, 0),
-                mark_dst=commit.mark_slots,
-                ends=ends,
-                noise=self._noise(commit.slots),
-            ),
-        )
+    def _fold(self, commit: Commit, ring: Ring) -> None:
+        """Move the cursors; store a crossed boundary's state, and where it is due the accepted one, in one pass."""
+        plan = self.kernels.advance(self.pool, commit, ring)
+        self.kernels.fold(self.layers, replace(plan, noise=self._noise(commit.slots)))
+        self._place(commit, plan.mark, plan.count)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ssmspec.kernels.base import Tokens
+from ssmspec.kernels.base import Plan, Tokens
 from ssmspec.policies.base import Policy
 from ssmspec.pool import NULL_SLOT
 from ssmspec.step import Commit, Step
@@ -32,11 +32,9 @@ class Native(Policy):
         column = winner.clamp(min=0)
         to_front = commit.settles & (commit.accepted > 0)
         front = torch.where(to_front, commit.next_slots, NULL_SLOT)
-        boundary = self._at(commit.slots, (commit.mark - 1).clamp(min=0))
-        self._copy(  # both are read before either is written: a boundary may stay in the slot that is left
-            torch.cat([self._at(commit.slots, column), boundary]),
-            torch.cat([self._at(front, 0), self._at(commit.mark_slots, 0)]),
-        )
+        # the boundary first: it may stay in the slot that is left, the accepted state may not overwrite its column
+        self._copy(self._at(commit.slots, (commit.mark - 1).clamp(min=0)), self._at(commit.mark_slots, 0))
+        self._copy(self._at(commit.slots, column), self._at(front, 0))
         self._place(commit, commit.mark, commit.accepted)
         self.reset(front)
         self.reset(commit.mark_slots)
@@ -69,5 +67,8 @@ class Native(Policy):
         return torch.where((slots > NULL_SLOT) & (winner > LOST), self._at(slots, winner), NULL_SLOT)
 
     def _copy(self, src: Tensor, dst: Tensor) -> None:
-        for layer in self.layers:
-            layer.state[dst] = layer.state[src]
+        """To copy is to fold nothing."""
+        none = torch.zeros_like(src)
+        self.kernels.fold(
+            self.layers, Plan(src=src, base=none, count=none, dst=dst, mark=none, mark_dst=none)
+        )

@@ -1,8 +1,8 @@
 """Recover: verify from a read-only checkpoint, then replay the accepted tokens and write the state once."""
 
-import torch
 from torch import Tensor
 
+from ssmspec import layout
 from ssmspec.kernels.base import Tokens
 from ssmspec.policies.base import Policy
 from ssmspec.step import Commit, Step
@@ -15,9 +15,7 @@ class Recover(Policy):
         return self.kernels.verify(self.layers[layer], x, step.slots, step.lens)
 
     def accept(self, commit: Commit) -> None:
-        start = torch.zeros_like(commit.slots)
-        self._fold(commit, start, start, commit.accepted > 0, None)
-        self._place(commit, commit.mark, commit.accepted)
+        self._fold(commit, layout.ring(self.name, self.w))
 
     def settle(self, slots: Tensor) -> None:
         """Nothing to do: the checkpoint is the state between steps."""

@@ -29,21 +29,7 @@ class RingPolicy(Policy):
         return self.kernels.verify(self.layers[layer], x, step.slots, step.lens, history=history, noise=noise)
 
     def accept(self, commit: Commit) -> None:
-        base, count = self.pool["base"][commit.slots], self.pool["count"][commit.slots]
-        flushed = (commit.lens > 0) & (count + commit.lens > self.ring.limit)
-        folded = torch.where(flushed, count, 0)  # by this step's verify
-        base, count = base + folded, count - folded
-        total = count + commit.accepted
-        self._shift(commit.slots, folded)
-        ends = self._mark_end(commit, base + count)
-        keep = commit.settles & (total > 0)
-        self._fold(commit, base, count, keep, ends)
-        self._place(commit, count + commit.mark, torch.where(keep, total, 0))
-        self.reset(torch.where(commit.moved, commit.slots, NULL_SLOT))
-        self.reset(commit.mark_slots)
-        self._set(commit.next_slots, base, torch.where(keep, 0, total))
-        if ends is not None:
-            self.pool["ends"][commit.next_slots] = ends
+        self._fold(commit, self.ring)
 
     def settle(self, slots: Tensor) -> None:
         zero, count = torch.zeros_like(slots), self.pool["count"][slots]
@@ -63,19 +49,5 @@ class RingPolicy(Policy):
         self.advance(slots, count)
 
     def reset(self, slots: Tensor) -> None:
-        self._set(slots, torch.zeros_like(slots), torch.zeros_like(slots))
-
-    def _set(self, slots: Tensor, base: Tensor, count: Tensor) -> None:
-        self.pool["base"][slots] = (base % self.ring.capacity).int()
-        self.pool["count"][slots] = count.int()
-
-    def _mark_end(self, commit: Commit, first: Tensor) -> Tensor | None:
-        """Forget the ends that the window's ring positions had, and set one at its last accepted token."""
-        if "ends" not in self.pool:
-            return None
-        ends = self.pool["ends"][commit.slots]
-        for t in range(self.w.max_len):
-            bit = torch.ones_like(ends) << ((first + t) % self.ring.capacity).long()
-            ends = torch.where(commit.lens > t, ends & ~bit, ends)
-            ends = torch.where(commit.accepted == t + 1, ends | bit, ends)
-        return ends
+        for name in ("base", "count"):
+            self.pool[name].index_fill_(0, slots, 0)

@@ -10,6 +10,7 @@ from rig import RING_POLICIES, Rig, engine, every_policy, every_recurrence, inde
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window
 from ssmspec.kernels.base import Kernels
+from ssmspec.kernels.cursors import advance
 from ssmspec.policies import POLICIES
 from ssmspec.policies.native import LOST
 from ssmspec.pool import StatePool
@@ -183,7 +184,7 @@ def _ring(policy: str, w: Window) -> tuple[StatePool, object]:
     """A policy whose kernels do nothing: cursors alone are looked at."""
     g = shape(num_layers=0)
     pool = StatePool.allocate(layout.of(policy, g, w), 0, 3)
-    none = Kernels(lambda *a, **k: torch.empty(0), lambda *a: None)
+    none = Kernels(lambda *a, **k: torch.empty(0), lambda *a: None, advance)
     return pool, POLICIES[policy](g, w, pool, none, layer_params(g, 0))
 
 

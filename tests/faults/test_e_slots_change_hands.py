@@ -1,5 +1,7 @@
 """E: slots are recycled, moved, exported, left by an abort; requests wait, and steps fail in the middle."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from numeric import near
@@ -7,7 +9,7 @@ from rig import RING_POLICIES, Rig, W, engine, every_policy, every_recurrence, i
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, Mode, Window
-from ssmspec.kernels.base import Kernels, Layer
+from ssmspec.kernels.base import Layer
 from ssmspec.runtime import events as ev
 from ssmspec.runtime import exported
 from ssmspec.runtime.engine import Engine, Seen
@@ -275,7 +277,7 @@ def test_a_fault_inside_verify_costs_its_rows_their_state_and_no_other(policy: s
             raise Fault
         return kernels.verify(layer, *args, **kwargs)  # type: ignore[arg-type]
 
-    e.layers.policy.kernels = Kernels(verify, kernels.fold)
+    e.layers.policy.kernels = replace(kernels, verify=verify)
     with pytest.raises(Fault):
         e.play(ev.Verify(windows={"a": 4}))
     e.layers.policy.kernels = kernels

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from ssmspec import layout, policies
 from ssmspec.acceptance import Acceptance
 from ssmspec.kernels.base import Kernels
+from ssmspec.kernels.cursors import advance
 from ssmspec.measure import traffic
 from ssmspec.policies import POLICIES
 from ssmspec.pool import StatePool
@@ -42,10 +43,10 @@ def test_one_fold_commits_all_layers(policy: str, layers: int) -> None:
     """N9 (vllm-project/vllm#61017, #56082), E14: launches do not grow with layers, and none fails between two of them."""
     g, folds = shape(num_layers=layers), []
     pool = StatePool.allocate(layout.of(policy, g, W), layers, 4)
-    kernels = Kernels(lambda *a, **k: torch.empty(0), lambda layers, plan: folds.append(len(layers)))
+    kernels = Kernels(lambda *a, **k: torch.empty(0), lambda layers, plan: folds.append(len(layers)), advance)
     p = POLICIES[policy](g, W, pool, kernels, layer_params(g, 0))
     p.accept(Step.of([1, 2], [4, 4], 4, accepted=[2, 4]).close())
-    assert folds == ([] if policy == "native" else [layers])
+    assert folds == ([layers, layers] if policy == "native" else [layers])  # native copies boundaries apart
 
 
 def test_native_holds_snapshots_and_their_winner_alone() -> None:
