@@ -53,6 +53,7 @@ class Engine:
         self.convs = [pages.ConvPages(p, self.weight, None) for p in self.windows]
         self.session.bind(
             GROUPS,
+            self.tables,
             self.states,
             self.convs,
             [pages.allocate_records(fields, REQUESTS + 1, torch.device("cpu")) for _ in range(LAYERS)],
@@ -99,8 +100,6 @@ class Engine:
                 lens=torch.tensor(lens),
                 computed=torch.tensor([self.computed[r] for r in rows]),
                 settle=torch.tensor(tails),
-                blocks=blocks,
-                tables=[t[rows] for t in self.tables],
             )
         )
         for layer in range(LAYERS):
@@ -204,12 +203,12 @@ def test_a_row_that_sampled_nothing_keeps_its_one_token() -> None:
     assert int(engine.session.cursors["count"][1]) == int(before[1]) + 1
 
 
-def test_a_null_page_changes_nothing() -> None:
+def test_a_dummy_batch_changes_nothing() -> None:
     engine = Engine("checkpointing", DType.FP32, 0)
     states = [s.clone() for s in engine.states]
     windows = [w.clone() for w in engine.windows]
     cursors = {n: c.clone() for n, c in engine.session.cursors.items()}
-    _stage_one(engine, null=True)
+    _stage_one(engine, dummy=True)
     for layer in range(LAYERS):
         engine.session.verify(layer, torch.randn(1, T, CONV.channels), *torch.randn(2, 1, T, 2))
     engine.session.commit(torch.tensor([1]))
@@ -233,7 +232,7 @@ def test_a_verify_that_was_never_committed_is_an_error_of_the_next_step() -> Non
 
 def test_a_dummy_batch_needs_no_commit() -> None:
     engine = Engine("checkpointing", DType.FP32, 0)
-    _stage_one(engine, null=True, dummy=True)
+    _stage_one(engine, dummy=True)
     engine.step([0], [1], [1], [False])
 
 
@@ -264,18 +263,6 @@ def test_the_report_counts_what_happened() -> None:
     assert (report["policy"], report["align"]) == ("checkpointing", BLOCK)
 
 
-def _stage_one(engine: Engine, null: bool = False, dummy: bool = False) -> None:
-    blocks = torch.stack([t[:1, 0] * (0 if null else 1) for t in engine.tables])
+def _stage_one(engine: Engine, dummy: bool = False) -> None:
     one = torch.ones(1, dtype=torch.int64)
-    engine.session.stage(
-        Batch(
-            rows=one - 1,
-            requests=one - 1,
-            lens=one,
-            computed=one,
-            settle=torch.zeros(1, dtype=torch.bool),
-            blocks=blocks,
-            tables=[t[:1] for t in engine.tables],
-            dummy=dummy,
-        )
-    )
+    engine.session.stage(Batch(rows=slice(1), requests=one - 1, lens=one, computed=one, dummy=dummy))

@@ -31,10 +31,16 @@ class Batch:
     requests: Tensor  # [B] int64, vLLM's request slots
     lens: Tensor  # [B] int64
     computed: Tensor  # [B] int64, tokens of the request before this step
-    settle: Tensor  # [B] bool: a prompt's tail, whose page others may read next
-    blocks: Tensor  # [groups of layers, B] int64, page of the running state
-    tables: Sequence[Tensor]  # per group of layers: [B, columns] pages of the request
-    dummy: bool = False  # vLLM will not say what was accepted
+    settle: Tensor | None = None  # [B] bool: a prompt's tail, whose page others may read next
+    dummy: bool = False  # nobody's rows: vLLM will not say what was accepted
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What happens around the forward pass, for up to some number of rows, as CUDA graphs."""
+
+    place: torch.cuda.CUDAGraph
+    apply: torch.cuda.CUDAGraph
 
 
 class Session:
@@ -53,9 +59,11 @@ class Session:
         self.policy: Policy
         self.windows: Windows
         self.staged: Batch | None = None
-        self.graphs: dict[
-            int, torch.cuda.CUDAGraph
-        ] = {}  # of the commit, by number of rows, in ascending order
+        self.recorded: dict[int, Recorded] = {}  # by number of rows, in ascending order
+        self.tables: tuple[Tensor, ...] = ()
+        self._inputs = torch.zeros(
+            3, num_requests, dtype=torch.int64, device=device
+        )  # request, length, computed
         self._numbers = torch.zeros(6, num_requests, dtype=torch.int64, device=device)
         self._flags = torch.zeros(num_requests, dtype=torch.bool, device=device)
         self._slots = torch.arange(self.num_slots, device=device)
@@ -73,12 +81,17 @@ class Session:
     def bind(
         self,
         groups: Sequence[Sequence[int]],
+        tables: Sequence[Tensor],
         states: Sequence[Tensor],
         convs: Sequence[pages.ConvPages],
         records: Sequence[Mapping[str, Tensor]],
         params: Sequence[LayerParams],
     ) -> None:
-        """Put the policy over the pages that vLLM has (again) allocated; nothing of an earlier binding is kept."""
+        """Put the policy over the pages that vLLM has (again) allocated; nothing of an earlier binding is kept.
+
+        ``groups``: the layers that share each of ``tables``, [requests, columns] pages by request slot.
+        """
+        self.tables = tuple(tables)
         self._pages = self._pages.new_zeros(len(groups), self.num_slots)
         group_of = {layer: i for i, layers in enumerate(groups) for layer in layers}
         rows = [self._pages[group_of[i]] for i in range(len(states))]
@@ -94,20 +107,24 @@ class Session:
         """Let go of the pages, until the next ``bind``."""
         self.__dict__.pop("policy", None)
         self.__dict__.pop("windows", None)
-        self.graphs.clear()
+        self.tables = ()
+        self.recorded.clear()
         self.staged = None
 
     def capture(self) -> None:
-        """Record the commit of 1, 2, 4, ... rows in CUDA graphs, since it is dozens of small kernels."""
+        """Record staging and commit of 1, 2, 4, ... rows in CUDA graphs, since they are dozens of small kernels."""
         pool = torch.cuda.graph_pool_handle()
-        self._numbers.zero_()  # null rows: nothing moves while this is recorded
+        self._inputs.fill_(-1)  # null rows: nothing moves while this is recorded
         for n in sorted({*(1 << i for i in range(self.num_requests.bit_length())), self.num_requests}):
-            self._apply(n)  # compiles what is not yet
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._apply(n)
-            self.graphs[n] = graph
+            graphs = []
+            for work in (self._place, self._apply):
+                work(n)  # compiles what is not yet
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    work(n)
+                graphs.append(graph)
+            self.recorded[n] = Recorded(*graphs)
 
     def admit(self, request: int) -> None:
         """A request starts, or starts again, in this slot: its page is exact and nothing is pending."""
@@ -127,25 +144,51 @@ class Session:
         self.staged = batch
         if batch is None:
             return
-        live = batch.blocks[0] > NULL_SLOT
-        slots = torch.where(live, batch.requests + 1, NULL_SLOT)
-        mark, column = self._boundary(batch)
-        running = (batch.computed + batch.lens - 1) // max(1, self.w.align)
-        elsewhere = torch.where(column == running, slots, slots + self.num_requests)
-        marked = live & (mark > 0)
-        # null rows repeat, and all say null
-        self._pages[:, slots] = torch.where(live, batch.blocks, NULL_SLOT)
-        if self.w.align:
-            at = column[:, None].clamp(min=0)
-            boundary = torch.stack([table.gather(1, at)[:, 0] for table in batch.tables]).long()
-            beside = torch.where(marked, slots + self.num_requests, NULL_SLOT)
-            self._pages[:, beside] = torch.where(marked, boundary, NULL_SLOT)
-        lens, mark = torch.where(live, batch.lens, 0), torch.where(marked, mark, 0)
-        mark_slots = torch.where(marked, elsewhere, NULL_SLOT)
-        n = len(slots)
-        self._numbers[:, :n] = torch.stack([slots, lens, torch.zeros_like(lens), slots, mark, mark_slots])
-        self._numbers[:, n:].zero_()
-        self._flags[:n] = batch.settle & live
+        n = len(batch.requests)
+        self._inputs.fill_(-1)
+        self._numbers.zero_()
+        if not batch.dummy:
+            self._inputs[0, :n] = batch.requests
+            self._inputs[1, :n] = batch.lens
+            self._inputs[2, :n] = batch.computed
+        if batch.settle is None:
+            self._flags.zero_()
+        else:
+            self._flags[:n] = batch.settle
+        recorded = self._recorded(n)
+        if recorded is None:
+            self._place(self.num_requests)
+        else:
+            recorded.place.replay()
+
+    def _place(self, n: int) -> None:
+        """From the first ``n`` inputs, fill the step and point its slots to their pages."""
+        requests, lens, computed = self._inputs[:, :n]
+        live, slots, align = requests >= 0, requests + 1, self.w.align
+        lens = lens.clamp(min=0)
+        none = torch.zeros_like(slots)
+        if not align:
+            pages = torch.stack([table[requests.clamp(min=0), 0] for table in self.tables])
+            self._pages[:, slots] = torch.where(live, pages.long(), NULL_SLOT)
+            self._numbers[:, :n] = torch.stack([slots, lens, none, slots, none, none])
+            return
+        running, column = (
+            (computed + lens - 1) // align,
+            computed // align,
+        )  # of the window's end, of the next boundary
+        mark = (column + 1) * align - computed
+        marked = live & (mark <= lens)
+        beside = torch.where(marked, slots + self.num_requests, NULL_SLOT)
+        at = requests.clamp(min=0).repeat(2), torch.cat([running, column]).clamp(min=0)
+        index = torch.cat([slots, beside])
+        # null slots repeat, and all say null
+        self._pages[:, index] = torch.where(
+            index > NULL_SLOT, torch.stack([table[at] for table in self.tables]).long(), NULL_SLOT
+        )
+        mark_slots = torch.where(marked & (column == running), slots, beside)
+        self._numbers[:, :n] = torch.stack(
+            [slots, lens, none, slots, torch.where(marked, mark, 0), mark_slots]
+        )
 
     def verify(self, layer: int, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """One layer's window: conv outputs [B, T, D] and gates [B, T, HV] -> outputs [B, T, HV, V]."""
@@ -164,11 +207,14 @@ class Session:
         n = len(batch.requests)
         self._step(n).accepted.copy_(num_sampled[batch.rows].clamp(min=1))
         self.steps += 1
-        recorded = next((graph for size, graph in self.graphs.items() if size >= n), None)
+        recorded = self._recorded(n)
         if recorded is None:
             self._apply(n)
         else:
-            recorded.replay()
+            recorded.apply.replay()
+
+    def _recorded(self, n: int) -> Recorded | None:
+        return next((graphs for size, graphs in self.recorded.items() if size >= n), None)
 
     def _apply(self, n: int) -> None:
         """Commit the first ``n`` rows of the static buffers."""
@@ -198,16 +244,6 @@ class Session:
         return Step(
             slots, lens, accepted, next_slots, mark, mark_slots, self._flags[:n], max_len=self.w.max_len
         )
-
-    def _boundary(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Tokens of each window before the next block boundary (0: out of reach), and the column that ends there."""
-        align = self.w.align
-        if not align:
-            zero = torch.zeros_like(batch.lens)
-            return zero, zero - 1
-        column = batch.computed // align
-        mark = (column + 1) * align - batch.computed
-        return torch.where(mark <= batch.lens, mark, 0), column
 
     def _count(self, commit: Commit) -> None:
         live = commit.lens > 0

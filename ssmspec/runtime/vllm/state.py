@@ -25,8 +25,7 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
             raise RuntimeError("ssmspec: the model has no layer of ours; vLLM did not use our model class")
         first = next(iter(self.layers.values()))
         self.session = Session(first.serve, first.geometry, first.window, self.max_num_reqs, device)
-        self.group_ids: list[int] = []
-        self.first_names: list[str] = []
+        self.first_name = next(iter(self.layers))
         self.running: set[str] = set()
         self.replaced: str | None = None  # what was just removed while it ran
         self.dummy = True  # until vLLM says that the next batch is a real one
@@ -56,15 +55,15 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
             gid: [n for n in group.layer_names if n in self.layers]
             for gid, group in enumerate(kv_cache_config.kv_cache_groups)
         }
-        self.group_ids = [gid for gid, members in groups.items() if members]
-        self.first_names = [groups[gid][0] for gid in self.group_ids]
+        group_ids = [gid for gid, members in groups.items() if members]
         if self._align_mode:
-            block = kv_cache_config.kv_cache_groups[self.group_ids[0]].kv_cache_spec.block_size
+            block = kv_cache_config.kv_cache_groups[group_ids[0]].kv_cache_spec.block_size
             self.session.w = replace(self.session.w, align=block)
         for index, layer in enumerate(layers):
             layer.session, layer.session_index = self.session, index
         self.session.bind(
-            [[names.index(n) for n in groups[gid]] for gid in self.group_ids],
+            [[names.index(n) for n in groups[gid]] for gid in group_ids],
+            [block_tables.block_tables[gid].gpu for gid in group_ids],
             [layer.state for layer in layers],
             [layer.conv for layer in layers],
             [layer.records for layer in layers],
@@ -87,8 +86,8 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
     ) -> Any:
         """Also called for the drafter's graphs, whose layers are none of ours."""
         metadata = super().prepare_attn(input_batch, cudagraph_mode, block_tables, *args, **kwargs)
-        if self.first_names and all(name in metadata for name in self.first_names):
-            self.session.stage(self._batch(input_batch, metadata, block_tables))
+        if self.first_name in metadata:
+            self.session.stage(self._batch(input_batch, metadata))
             self.dummy = True
         return metadata
 
@@ -100,28 +99,23 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
             num_sampled = torch.full_like(idx_mapping, num_sampled)
         self.session.commit(num_sampled)
 
-    def _batch(self, input_batch: Any, metadata: Any, block_tables: Any) -> Batch | None:
+    def _batch(self, input_batch: Any, metadata: Any) -> Batch | None:
         """The speculative rows of this step; None where there are none."""
-        found = [metadata[name] for name in self.first_names]
-        mask = found[0].spec_sequence_masks_cpu
+        mask = metadata[self.first_name].spec_sequence_masks_cpu
         if mask is None:
             return None
         chosen = mask.nonzero()[:, 0]
         n = len(chosen)
         # vLLM sorts windows to the front, where they are found without an index
         rows = slice(n) if bool(mask[:n].all()) else self._sent(chosen)
-        lens = input_batch.query_start_loc.diff()[rows].long()
+        lens = input_batch.query_start_loc.diff()[rows]
         tails = input_batch.prefill_runs_as_decode_np
         return Batch(
             rows=rows,
-            requests=input_batch.idx_mapping[rows].long(),
+            requests=input_batch.idx_mapping[rows],
             lens=lens,
-            computed=input_batch.seq_lens[rows].long() - lens,
-            settle=torch.zeros(n, dtype=torch.bool, device=self.device)
-            if tails is None
-            else self._sent(torch.from_numpy(tails)[chosen]),
-            blocks=torch.stack([m.spec_state_indices_tensor[:n, 0] for m in found]).long(),
-            tables=[block_tables[gid][rows] for gid in self.group_ids],
+            computed=input_batch.seq_lens[rows] - lens,
+            settle=None if tails is None else self._sent(torch.from_numpy(tails)[chosen]),
             dummy=self.dummy,
         )
 
