@@ -8,7 +8,7 @@ from shapes import GATES, geometry
 
 from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import LayerParams, Tokens
-from ssmspec.kernels.recurrence import advance, output, token
+from ssmspec.kernels.recurrence import advance, output, tokens
 
 
 def softplus(x: float) -> float:
@@ -67,11 +67,11 @@ def test_a_token_does_what_the_formula_says(gate: str) -> None:
     for t in range(6):
         raw = {n: y[0, t].double() for n, y in vars(x).items() if isinstance(y, torch.Tensor)}
         outs = torch.stack([step(g, params, want[h], h, raw) for h in range(g.num_v_heads)])
-        tok = token(g, params, x, 0, t, torch.float64)
+        tok = tokens(g, params, x, 0, 6, torch.float64)[t]
         s, _ = advance(s, tok)
         torch.testing.assert_close(s, want, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(output(s, tok), outs, rtol=1e-12, atol=1e-12)
-        tok32 = token(g, params, x, 0, t)
+        tok32 = tokens(g, params, x, 0, 6)[t]
         single, _ = advance(single, tok32)
         torch.testing.assert_close(output(single, tok32).double(), outs, rtol=1e-5, atol=1e-5)
 
@@ -83,4 +83,4 @@ def test_softplus_is_the_identity_above_its_threshold() -> None:
     for a, want in ((20.5, math.exp(-20.5)), (0.0, 0.5), (-1e4, 1.0), (1e4, 0.0)):
         _, x = inputs(g, 1)
         x = Tokens(q=x.q, k=x.k, v=x.v, a=torch.full((1, 1, 1), a), b=x.b)
-        assert token(g, params, x, 0, 0, torch.float64).decay.item() == pytest.approx(want, rel=1e-12)
+        assert tokens(g, params, x, 0, 1, torch.float64)[0].decay.item() == pytest.approx(want, rel=1e-12)

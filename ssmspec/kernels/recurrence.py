@@ -18,10 +18,13 @@ class Token:
     k: Tensor  # [HV, K]
     decay: Tensor  # [HV, 1 | K]
     c: Tensor | None = None  # [HV, V]
-    v: Tensor | None = None  # [HV, V]
+    v: Tensor | None = None  # [HV, V]; Mamba2: x
     beta: Tensor | None = None  # [HV]
     q: Tensor | None = None  # [HV, K]
     skip: Tensor | None = None  # [HV, V], Mamba2's D * x
+    key: Tensor | None = None  # [H, K], as it came in; this and the next are there to be recorded
+    rnorm: Tensor | None = None  # [H], 1 / its norm
+    dt: Tensor | None = None  # [HV], Mamba2's
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -29,8 +32,13 @@ def softplus(x: Tensor) -> Tensor:
     return torch.where(x <= 20, torch.log1p(torch.exp(x.clamp(max=20))), x)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Of each token [n, ...] by itself: torch's bits depend on where in a tensor an element lies."""
+    return torch.stack([torch.sigmoid(token) for token in x])
+
+
 def decay_of(g: Geometry, p: LayerParams, a: Tensor) -> Tensor:
-    """a [HV] or, for KDA, [HV, K], fp -> the factor that is multiplied, [HV, 1 | K].
+    """a [n, HV] or, for KDA, [n, HV, K], fp -> the factor that is multiplied, [n, HV, 1 | K].
 
     GDN: exp(-exp(A_log) softplus(a + dt_bias)); KDA the same per channel, or with a lower bound
     exp(bound * sigmoid(exp(A_log) (a + dt_bias))); Mamba2 takes dt: exp(-exp(A_log) dt).
@@ -38,39 +46,44 @@ def decay_of(g: Geometry, p: LayerParams, a: Tensor) -> Tensor:
     rate = p.A_log.to(a.dtype).exp()
     bias = p.dt_bias.to(a.dtype)
     if g.arch is Arch.MAMBA2:
-        return torch.exp(-rate * a)[:, None]
+        return torch.exp(-rate * a)[..., None]
     if g.arch is Arch.GDN:
-        return torch.exp(-rate * softplus(a + bias))[:, None]
+        return torch.exp(-rate * softplus(a + bias))[..., None]
     if g.gate_lower_bound is not None:
-        return torch.exp(g.gate_lower_bound * torch.sigmoid(rate[:, None] * (a + bias)))
+        return torch.exp(g.gate_lower_bound * sigmoid(rate[:, None] * (a + bias)))
     return torch.exp(-rate[:, None] * softplus(a + bias))
 
 
 def rnorm_of(x: Tensor) -> Tensor:
-    """[H, K] -> 1 / norm, [H]."""
+    """[..., H, K] -> 1 / norm, [..., H]."""
     return torch.rsqrt((x * x).sum(-1) + EPS)
 
 
 def heads(g: Geometry, x: Tensor) -> Tensor:
-    """Key heads [H, K] -> one per value head, [HV, K]."""
-    return x.repeat_interleave(g.group, dim=0)
+    """Key heads [..., H, K] -> one per value head, [..., HV, K]."""
+    return x if g.group == 1 else x.repeat_interleave(g.group, dim=-2)
 
 
-def token(
-    g: Geometry, p: LayerParams, x: Tokens, b: int, t: int, dtype: torch.dtype = torch.float32
-) -> Token:
-    """Token (b, t) of a window, from the raw layer inputs. In float64 it is the oracle's."""
-    q, k, v, a = (y[b, t].to(dtype) for y in (x.q, x.k, x.v, x.a))
+def tokens(
+    g: Geometry, p: LayerParams, x: Tokens, b: int, n: int, dtype: torch.dtype = torch.float32
+) -> list[Token]:
+    """The first ``n`` tokens of a window of row ``b``, from the raw layer inputs. In float64 they are the oracle's."""
+    q, k, v, a = (y[b, :n].to(dtype).contiguous() for y in (x.q, x.k, x.v, x.a))
+    found = {"key": k, "v": v}
     if g.arch is Arch.MAMBA2:
         dt = softplus(a + p.dt_bias.to(dtype)) if g.dt_softplus else a + p.dt_bias.to(dtype)
-        skip = None if p.D is None else p.D.to(dtype)[:, None] * v
-        c = dt[:, None] * v
-        return Token(k=heads(g, k), q=heads(g, q), decay=decay_of(g, p, dt), c=c, skip=skip)
-    assert x.b is not None
-    k = k * rnorm_of(k)[:, None]
-    q = q * rnorm_of(q)[:, None] * g.head_k**-0.5
-    beta = torch.sigmoid(x.b[b, t].to(dtype))
-    return Token(k=heads(g, k), q=heads(g, q), decay=decay_of(g, p, a), v=v, beta=beta)
+        found |= {"dt": dt, "c": dt[..., None] * v, "decay": decay_of(g, p, dt)}
+        if p.D is not None:
+            found["skip"] = p.D.to(dtype)[:, None] * v
+    else:
+        assert x.b is not None
+        rnorm = rnorm_of(k)
+        found |= {"rnorm": rnorm, "beta": sigmoid(x.b[b, :n].to(dtype)), "decay": decay_of(g, p, a)}
+        k = k * rnorm[..., None]
+        q = q * rnorm_of(q)[..., None] * g.head_k**-0.5
+    found |= {"k": heads(g, k), "q": heads(g, q)}
+    columns = zip(*(values.unbind() for values in found.values()), strict=True)
+    return [Token(**dict(zip(found, column, strict=True))) for column in columns]
 
 
 def advance(s: Tensor, t: Token) -> tuple[Tensor, Tensor]:
@@ -91,21 +104,15 @@ def output(s: Tensor, t: Token) -> Tensor:
     return o if t.skip is None else o + t.skip
 
 
-def record(g: Geometry, layer: Layer, x: Tokens, b: int, t: int, c: Tensor, slot: int, position: int) -> None:
-    """Write down what token (b, t) did: what was multiplied, or what gives it again by the same operation."""
-    values = {"k": x.k[b, t], "c": c, "x": x.v[b, t], "v": x.v[b, t]}
-    a = x.a[b, t].float()
-    if g.arch is Arch.MAMBA2:
-        values["dt"] = softplus(a + layer.params.dt_bias) if g.dt_softplus else a + layer.params.dt_bias
-        values["decay"] = decay_of(g, layer.params, values["dt"])[:, 0]
-    else:
-        assert x.b is not None
-        values["rnorm"] = rnorm_of(x.k[b, t].float())
-        values["beta"] = torch.sigmoid(x.b[b, t].float())
-        decay = decay_of(g, layer.params, a)
-        values["decay"] = decay if g.arch is Arch.KDA else decay[:, 0]
+def record(g: Geometry, layer: Layer, t: Token, c: Tensor, slot: int, position: int) -> None:
+    """Write down what a token did: what was multiplied, or what gives it again by the same operation."""
+    decay = t.decay if g.arch is Arch.KDA else t.decay[:, 0]
+    values = {"k": t.key, "c": c, "x": t.v, "dt": t.dt, "v": t.v, "beta": t.beta}
+    values |= {"rnorm": t.rnorm, "decay": decay}
     for name, field in layer.records.items():
-        field[slot, :, position] = values[name].to(field.dtype)
+        value = values[name]
+        assert value is not None, name
+        field[slot, :, position] = value
 
 
 def recorded(g: Geometry, layer: Layer, slot: int, position: int) -> Token:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ssmspec.geometry import DType, Geometry, Mode, Window
 from ssmspec.kernels import cursors
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Plan, Tokens
-from ssmspec.kernels.recurrence import Token, advance, output, record, recorded, token
+from ssmspec.kernels.recurrence import Token, advance, output, record, recorded, tokens
 from ssmspec.kernels.rounding import round_to, uniform
 from ssmspec.kernels.wy import window as wy_window
 from ssmspec.pool import NULL_SLOT
@@ -125,18 +125,18 @@ def make(g: Geometry, w: Window) -> Kernels:
             base, past = _in_front(g, layer, slot, n, history, source)
             reads = layer.read if layer.read is not None and snapshots is None else layer.state
             s = reads[_row(layer, slot)].to(_compute(g))
-            tokens = [token(g, layer.params, x, b, t, _compute(g)) for t in range(n)]
+            row = tokens(g, layer.params, x, b, n, _compute(g))
             if w.mode is Mode.FAST and snapshots is None:
-                outs, cs = wy_window(s, past.tokens, tokens)
+                outs, cs = wy_window(s, past.tokens, row)
                 states: list[Tensor] = []
             else:
-                outs, cs, states = _exact_window(g, s, past, tokens, source)
+                outs, cs, states = _exact_window(g, s, past, row, source)
+            out[b, :n] = torch.stack(outs)
             for t in range(n):
-                out[b, t] = outs[t].to(out.dtype)
                 if snapshots is not None and int(snapshots[b, t]) > NULL_SLOT:
                     _store(g, layer, int(snapshots[b, t]), states[t], source, t + 1)
                 if layer.records and snapshots is None:
-                    record(g, layer, x, b, t, cs[t], slot, (base + t) % layer.capacity)
+                    record(g, layer, row[t], cs[t], slot, (base + t) % layer.capacity)
         return out
 
     def fold(layers: Sequence[Layer], plan: Plan) -> None:
