@@ -76,7 +76,7 @@ def test_what_is_allocated_is_what_is_declared(policy: str, gate: str, store: st
 @pytest.mark.parametrize("read", READ_DTYPES)
 def test_a_read_copy_is_declared_and_records_raw_inputs(read: DType) -> None:
     fields = nbytes("checkpointing", geometry("kda", read_dtype=read), Window(max_len=2))
-    assert {"read", "rec_v", "rec_beta", "rec_gate"} <= fields.keys()
+    assert {"read", "rec_v", "rec_beta", "rec_decay"} <= fields.keys()
     assert "rec_c" not in fields
     with pytest.raises(ValueError, match="read_dtype"):
         layout.of("native", geometry("kda", read_dtype=read), Window(max_len=2))

@@ -42,6 +42,8 @@ class Listed:
 
 # KiB per layer-step, worked out from the formulas by hand and apart from this code: L = 16 where no other is
 # named, draft acceptance 0.8, fused activations. The checkpointing column leaves out the records that a flush folds.
+# KDA's records hold fp32 decays: 8 KiB more each than its raw gates would, of 2.952 read + 4 written by recover and
+# every-step, and of (1 + 2 + 3 + 4) / 5 times 2.952 read + 4 written by checkpointing.
 TABLE = [
     (QWEN35_4B, 2, 16, 6320, 6397, 4349, 2648),
     (QWEN35_4B, 4, 16, 10512, 6557, 4509, 2930),
@@ -55,8 +57,8 @@ TABLE = [
     (QWEN35_122B, 8, 16, 37626, 13492, 9396, 7272),
     (QWEN35_122B, 8, 32, 37626, 13492, 9396, 6209),
     (sixteen(QWEN35_122B), 4, 16, 10681, 6837, 4789, 3258),
-    (KIMI_LINEAR_48B, 4, 16, 10648, 6776, 4728, 3184),
-    (sixteen(KIMI_LINEAR_48B), 4, 16, 5528, 3704, 2680, 1955),
+    (KIMI_LINEAR_48B, 4, 16, 10648, 6776 + 56, 4728 + 56, 3184 + 79),
+    (sixteen(KIMI_LINEAR_48B), 4, 16, 5528, 3704 + 56, 2680 + 56, 1955 + 79),
     (NEMOTRON3_SUPER, 4, 16, 20869, 12806, 8710, 5487),
     (sixteen(NEMOTRON3_SUPER), 4, 16, 10629, 6662, 4614, 3030),
 ]
@@ -72,7 +74,7 @@ def test_every_model_moves_the_bytes_of_the_table(
         assert traffic.of(policy, g, w, rate, steps=4000).total / KIB == pytest.approx(kib, rel=0.01)
 
     form = traffic.closed_form("checkpointing", g, w, rate.mean)
-    assert 0 < form.total / KIB / ckpt - 1 <= 0.05
+    assert form.total / KIB > ckpt
     folded = rate.mean * sum(form.record_fields.values())  # na records in n steps
     assert (form.total - folded) / KIB == pytest.approx(ckpt, rel=0.002)
 
@@ -83,7 +85,7 @@ def test_every_model_moves_the_bytes_of_the_table(
         (QWEN35_4B, "recover", 1.60),
         (QWEN35_4B, "every-step", 2.33),
         (QWEN35_122B, "recover", 1.61),
-        (KIMI_LINEAR_48B, "every-step", 2.25),
+        (KIMI_LINEAR_48B, "every-step", 10648 / (4728 + 56)),
         (sixteen(NEMOTRON3_SUPER), "recover", 1.60),
     ],
 )
@@ -154,10 +156,10 @@ def test_parts_add_up_and_a_model_step_is_all_layers_of_all_requests() -> None:
     assert moved.model_step(32) == (24 * 32 * moved.read, 24 * 32 * moved.write)
 
 
-def test_the_kda_gate_is_a_part_of_its_own() -> None:
+def test_the_kda_decay_is_a_part_of_its_own() -> None:
     fields = traffic.closed_form("checkpointing", KIMI_LINEAR_48B, Window(max_len=1), 1).record_fields
-    assert fields["rec_gate"] == 32 * 128 * 2
-    assert sum(fields.values()) == 4 * 32 * 128 + 32 * (2 * 128 + 4) + 2 * 32 * 128
+    assert fields["rec_decay"] == 32 * 128 * 4
+    assert sum(fields.values()) == 4 * 32 * 128 + 32 * (2 * 128 + 4) + 4 * 32 * 128
     gdn = traffic.closed_form("checkpointing", QWEN35_4B, Window(max_len=1), 1).record_fields
     assert gdn["rec_decay"] == 32 * 4  # K times less
 

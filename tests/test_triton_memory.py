@@ -109,7 +109,7 @@ def in_pages(p: policies.Policy, gap: int) -> tuple[policies.Policy, Tensor]:
     return policies.make(p.name, p.g, p.w, p.pool, [x.params for x in p.layers], "triton"), pages
 
 
-@pytest.mark.parametrize(("gate", "gap"), [("gdn", 8), ("kda", 3)] if ON_GPU else [("gdn", 3)])
+@pytest.mark.parametrize(("gate", "gap"), [("gdn", 16), ("kda", 3)] if ON_GPU else [("gdn", 3)])
 @pytest.mark.parametrize("name", layout.POLICY_NAMES)
 def test_a_page_may_be_larger_than_a_state(name: str, gate: str, gap: int) -> None:
     """A pool that is not contiguous was copied and the update lost: flashinfer-ai/flashinfer#3490."""
@@ -124,7 +124,7 @@ def test_a_page_that_starts_between_two_pieces_is_refused() -> None:
     g = shape("gdn", "bf16")
     padded, _ = in_pages(policy("recover", g), 3)
     start(padded, [1], seed=1)
-    with pytest.raises(ValueError, match=r"state has rows \d+ elements apart: .* multiples of 16 bytes"):
+    with pytest.raises(ValueError, match=r"state has rows \d+ elements apart, which is no multiple of 16"):
         run_once(padded, tokens(g, 1, 2, torch.Generator()), ints(1), ints(2))
 
 

@@ -58,6 +58,8 @@ def poisoned(pool: StatePool, value: int) -> StatePool:
     for t in pool.tensors.values():
         if t.is_floating_point():
             t.view(torch.uint8).fill_(value)
+        else:
+            t[0] = 0x3E3E3E3E  # nobody has a cursor in the null slot
     return pool
 
 

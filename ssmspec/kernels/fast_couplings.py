@@ -36,8 +36,8 @@ def live_row(at, row):
     first = tl.full([], 0, tl.int32)
     records = first
     if at.count is not None:
-        first = tl.load(at.base + slot)
-        records = tl.load(at.count + slot)
+        first = tl.load(at.base + slot, mask=n > 0, other=0)
+        records = tl.load(at.count + slot, mask=n > 0, other=0)
     flush = (records > 0) & (records + n > at.limit)
     return slot, n, first, records, flush
 

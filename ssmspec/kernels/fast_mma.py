@@ -100,12 +100,18 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
     seen, answer = gl.split(gl.reshape(y, [c.BV, c.TP, 2]))
     high, rest = tf32_parts(gl.convert_layout(value.to(gl.float32), seen.type.layout) - seen)
     z_high, z_rest = tf32_parts(solve)
-    # four products in one: [high rest high rest] times [high high rest rest]
-    left = gl.convert_layout(_beside(_beside(high, rest), _beside(high, rest)), gl.DotOperandLayout(0, M, 1))
-    z = gl.convert_layout(
-        _above(_above(z_high, z_high), _above(z_rest, z_rest)), gl.DotOperandLayout(1, M, 1)
-    )
-    solved = mma_v2(left, z, gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M), input_precision="tf32")
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, M, 1)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, M, 1)
+    zeros = gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M)
+    left = _beside(high, rest)
+    right, low = _above(z_high, z_high), _above(z_rest, z_rest)
+    if c.TP < 8:  # a product has a depth of 16 at least
+        both = gl.convert_layout(_beside(left, left), LEFT)
+        solved = mma_v2(both, gl.convert_layout(_above(right, low), RIGHT), zeros, input_precision="tf32")
+    else:
+        left = gl.convert_layout(left, LEFT)
+        solved = mma_v2(left, gl.convert_layout(right, RIGHT), zeros, input_precision="tf32")
+        solved += mma_v2(left, gl.convert_layout(low, RIGHT), zeros, input_precision="tf32")
     update, extra = gl.split(gl.reshape(solved, [c.BV, c.TP, 2]))
     return update, answer + extra
 

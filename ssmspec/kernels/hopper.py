@@ -19,7 +19,7 @@ from ssmspec.kernels.hopper_verify import verify_window
 
 HEAD = 128  # K and V
 MAX_LEN = 16
-PIECE = 16  # bytes of an asynchronous copy
+PIECE = 16  # bytes of an asynchronous copy; Triton believes in their alignment if strides divide by as much
 MAX_REGISTERS = 128  # per thread, so that 16 warps fit on a multiprocessor
 WARPS_A_PROCESSOR = 65536 // (MAX_REGISTERS * 32)
 SHARED_A_PROCESSOR, SHARED_RESERVED = 228 * 1024, 1024  # bytes; the latter per program
@@ -97,9 +97,9 @@ class Call:
         for name, tensor in inputs._asdict().items():
             assert tensor.numel() == 0 or tensor.stride(0) * batch < 2**31, f"{name} needs 64-bit offsets"
         assert layer.state[0].is_contiguous()
-        if (layer.state.stride(0) * layer.state.element_size() | layer.state.data_ptr()) % PIECE:
+        if layer.state.stride(0) % PIECE:
             raise ValueError(
-                f"state has rows {layer.state.stride(0)} elements apart: they must start at multiples of {PIECE} bytes"
+                f"state has rows {layer.state.stride(0)} elements apart, which is no multiple of {PIECE}"
             )
         assert len(layer.state) <= MAX_ROWS
         assert layer.rows is None or snapshots is None
@@ -168,8 +168,7 @@ class Call:
 
 def _in_pieces(x: Tensor) -> Tensor:
     """A copy where the kernel could not load whole pieces."""
-    steps = (x.data_ptr(), *(n * x.element_size() for n in x.stride()[:3]))
-    return x.contiguous() if any(n % PIECE for n in steps) else x
+    return x.contiguous() if any(n % PIECE for n in (x.data_ptr(), *x.stride()[:3])) else x
 
 
 def _resident(shared: int, warps: int, device: torch.device) -> int:
