@@ -49,7 +49,7 @@ def _found() -> dict[str, Any]:
         "driver": environment.driver,
         "triton_interpreter": os.environ.get("TRITON_INTERPRET") == "1",
     }
-    return found | {f"backend_{name}": _try(name) for name in BACKENDS}
+    return found | {f"backend_{name}": _try(name) for name in BACKENDS} | {"gdn_on_hopper": _order()}
 
 
 def _cuda_devices() -> list[str]:
@@ -77,6 +77,17 @@ def _try(backend: str) -> str:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     apart = [r.policy for r in results if not r.ok]
     return WORKS if not apart else f"{', '.join(apart)} left native's bits"
+
+
+def _order() -> str:
+    """Which order of additions the Gluon kernels have to take here, or why they are not used."""
+    if any(importlib.util.find_spec(package) is None for package in ("torch", "triton")):
+        return "not used: torch or triton is not installed"
+    from ssmspec.kernels import hopper, selftest
+
+    if not hopper.runs_here():
+        return "not used: there is no Hopper GPU"
+    return selftest.find_order(replace(Setup().geometry, head_k=128, head_v=128)).sentence
 
 
 def _words(value: Any) -> str:

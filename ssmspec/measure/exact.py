@@ -12,7 +12,7 @@ from ssmspec.measure.difference import Error, Tally
 from ssmspec.measure.expected import Expected, expected
 from ssmspec.measure.lockstep import Contender, Lockstep, Pair
 from ssmspec.runtime import events
-from ssmspec.runtime.setup import Setup, reduced
+from ssmspec.runtime.setup import Device, Setup, reduced
 
 __all__ = ["Exactness", "Expected", "First", "compare", "expected", "life", "play", "reduced"]
 
@@ -134,7 +134,7 @@ def compare(
 
     ``windows`` differ in mode only. A policy that cannot serve the geometry raises ValueError.
     """
-    setup = Setup(geometry=g, window=windows[0], seed=seed, backend=backend)
+    setup = Setup(geometry=g, window=windows[0], seed=seed, backend=backend, device=Device.of(backend))
     script = life(windows[0], requests=requests, steps=steps, seed=seed)
 
     def tell(step: int) -> None:

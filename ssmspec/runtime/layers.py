@@ -100,7 +100,13 @@ def _on_host(layers: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _check(setup: Setup) -> None:
     if setup.device is Device.CUDA and not torch.cuda.is_available():
-        raise ValueError("device=cuda: PyTorch finds no CUDA device; device=cpu needs none")
+        why = "device=cuda: PyTorch finds no CUDA device; device=cpu needs none"
+        if setup.backend == "triton":
+            why = (
+                "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts;"
+                " backend=torch needs neither"
+            )
+        raise ValueError(why)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if setup.backend == "triton" and setup.device is Device.CPU and not interpreted:
         raise ValueError(

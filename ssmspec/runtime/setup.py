@@ -1,6 +1,7 @@
 """What a script is played on: the first line of a script file, and what a soak writes there."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -30,6 +31,11 @@ MAX_POOL_BYTES = 2**28  # of one policy: a setup is read from outside
 class Device(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
+
+    @classmethod
+    def of(cls, backend: str) -> "Device":
+        """Where a backend computes if nobody says otherwise."""
+        return cls.CUDA if backend == "triton" and os.environ.get("TRITON_INTERPRET") != "1" else cls.CPU
 
 
 def reduced(g: Geometry) -> Geometry:
