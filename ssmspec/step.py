@@ -80,9 +80,8 @@ class Step:
         for f in fields(self):
             buffer = getattr(self, f.name)
             if isinstance(buffer, Tensor):
-                buffer.zero_()
-                values = torch.as_tensor(rest.get(f.name, ()), dtype=buffer.dtype)
-                buffer[: len(values)].copy_(values)
+                values = [*rest.get(f.name, ())]
+                buffer.copy_(torch.tensor(values + [0] * (len(buffer) - len(values)), dtype=buffer.dtype))
 
     def close(self, *, debug: bool = False) -> Commit:
         """Take the decision out of the step and leave it empty, so that a second close changes nothing.

@@ -88,19 +88,18 @@ def tokens(
 
 def advance(s: Tensor, t: Token) -> tuple[Tensor, Tensor]:
     """s [HV, V, K] -> the state after the token, and the c that was applied."""
-    s = s * t.decay[:, None, :]
-    c = t.c
+    s, k, c = s * t.decay.unsqueeze(1), t.k.unsqueeze(1), t.c
     if c is None:
         assert t.v is not None
         assert t.beta is not None
-        c = t.beta[:, None] * (t.v - (s * t.k[:, None, :]).sum(-1))
-    return s + c[:, :, None] * t.k[:, None, :], c
+        c = t.beta.unsqueeze(1) * (t.v - (s * k).sum(-1))
+    return s + c.unsqueeze(2) * k, c
 
 
 def output(s: Tensor, t: Token) -> Tensor:
     """[HV, V], from the state after the token."""
     assert t.q is not None
-    o = (s * t.q[:, None, :]).sum(-1)
+    o = (s * t.q.unsqueeze(1)).sum(-1)
     return o if t.skip is None else o + t.skip
 
 

@@ -48,7 +48,7 @@ class Judge:
         equal = {"output": e.outputs, "state": e.states, "conv": True}[a.what]
         if equal and not torch.equal(a.value, b.value):
             raise _Wrong(a.what, f"{where}: {policy} is not native's, by {_gap(pair):.2g}", policy)
-        if not bool(b.value.float().isfinite().all()):
+        if not bool(b.value.isfinite().all()):
             raise _Wrong(f"finite {a.what}", f"{where}: {policy} is not finite", policy)
         if policy in self.near and _gap(pair) > _tolerance(pair):
             raise _Wrong(f"near {a.what}", f"{where}: {policy} is {_gap(pair):.2g} away from native", policy)

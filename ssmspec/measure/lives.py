@@ -49,9 +49,10 @@ class Life:
         rng, ledger = self.rng, self.ledger
         match kind:
             case "admit":
+                longest = 3 * max(4, self.w.align)
                 yield ev.Admit(
                     request=f"r{self.drawn}",
-                    prompt=rng.randint(1, 3 * max(4, self.w.align)),
+                    prompt=min(rng.randint(1, longest), rng.randint(1, longest)),  # most are short: steps count
                     text=rng.randint(0, 2),
                     reuse=rng.random() < 0.8,
                 )
