@@ -93,7 +93,7 @@ def test_outputs_and_settled_inputs_are_those_of_a_window(name: str, t: int, dty
         for slot in [*crossed, *settle]:
             settled = (conv.field[:, slot, :, : c.history] for conv in (window, ring))
             assert torch.equal(*settled)
-        free += [s for s in [*rows, *crossed] if s not in to]
+        free += sorted({*rows, *crossed} - {*to})
         rows = to[:3]
 
 

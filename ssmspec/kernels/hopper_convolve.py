@@ -31,6 +31,7 @@ class Ring(NamedTuple):
     slot: Any
     input: Any
     at: Any
+    slots: Any
     weight: Any
     bias: Any
 
@@ -135,8 +136,9 @@ def _convolve(x, ring, out, b, slot, n, base, count, p_factors, records, record_
     D: gl.constexpr = (2 * c.H + c.HV) * c.K
     block = gl.program_id(0)
     d = block * c.BLOCK + gl.arange(0, c.BLOCK, layout=c.CHANNELS)
-    first = gl.load(ring.at + slot) + (c.INPUTS - SETTLED)
-    p_ring = ring.field + slot * ring.slot + d
+    own = gl.load(ring.slots + b).to(gl.int64)
+    first = gl.load(ring.at + own) + (c.INPUTS - SETTLED)
+    p_ring = ring.field + own * ring.slot + d
     p_x = x.x + b * x.row + d
     inputs, scales = (), ()
     for i in gl.static_range(SETTLED):

@@ -25,6 +25,7 @@ class Unconvolved(Tokens):
 
     ring: ConvRing
     index: int  # of the layer in the ring
+    slots: Tensor  # [B] of the ring; native's verify has rows of its snapshots
     packed: Tensor  # the room as one, [B, T, D]
     x: Tensor  # [B, T, D]
     taps: Tensor  # [W, D]
@@ -47,7 +48,7 @@ class FusedStep(LayerStep):
         t = Tokens.unpack(self.g, room, p.a, p.b)
         tokens = Unconvolved(
             q=t.q, k=t.k, v=t.v, a=t.a, b=t.b,
-            ring=conv, index=layer, packed=room, x=p.x, taps=taps, bias=w.conv_bias,
+            ring=conv, index=layer, slots=step.slots, packed=room, x=p.x, taps=taps, bias=w.conv_bias,
         )  # fmt: skip
         return self.norm(self.verify(layer, step, tokens), p.z, w.norm, step)
 
@@ -131,7 +132,7 @@ def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Ten
     )
     convolve_window[(c.BLOCKS + c.T, batch)](
         Unpacked(x.x, x.x.stride(0), x.x.stride(1)),
-        Ring(field, field.stride(0), field.stride(2), x.ring.at, x.taps, x.bias),
+        Ring(field, field.stride(0), field.stride(2), x.ring.at, x.slots, x.taps, x.bias),
         call.x,
         call.strides,
         layer.params.A_log,
