@@ -42,8 +42,10 @@ def drawn(g: Geometry, batch: int, t: int, gen: torch.Generator, alike: float = 
 def oracle(g: Geometry, p: LayerParams, s: Tensor, x: Tokens, accepted: Tensor) -> tuple[Tensor, Tensor]:
     """Token by token from s [B, HV, V, K], in float64 -> outputs [B, T, HV, V], and the state that is accepted."""
     state, outs = s, []
-    for t in range(x.v.shape[1]):
-        rows = [recurrence.token(g, p, x, b, t, s.dtype) for b in range(len(s))]
+    length = x.v.shape[1]
+    windows = [recurrence.tokens(g, p, x, b, length, s.dtype) for b in range(len(s))]
+    for t in range(length):
+        rows = [window[t] for window in windows]
         s = torch.stack([recurrence.advance(s[b], row)[0] for b, row in enumerate(rows)])
         outs.append(torch.stack([recurrence.output(s[b], row) for b, row in enumerate(rows)]))
         state = torch.where((accepted == t + 1)[:, None, None, None], s, state)
