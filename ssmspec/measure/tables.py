@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ssmspec.layout import POLICY_NAMES
+
 Row = Mapping[str, Any]
 PEERS = {"vllm-fused-op": "vLLM, conv and fused op", "vllm-triton": "vLLM, conv, Triton kernel, norm"}
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -16,11 +18,12 @@ PAGE = re.compile(r"(<!-- bench: ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 def rendered(page: str, root: Path) -> str:
     """The page with every block between ``<!-- bench: FILES -->`` and ``<!-- end -->`` generated again.
 
-    Files are named from ``root``, with spaces between them.
+    Files are named from ``root``, with spaces between them; a file holds what one run printed, or a list of such.
     """
 
     def block(found: re.Match[str]) -> str:
-        records = [json.loads((root / name).read_text()) for name in found[2].split()]
+        read = [json.loads((root / name).read_text()) for name in found[2].split()]
+        records = [record for one in read for record in (one if isinstance(one, list) else [one])]
         return found[1] + tables(records) + found[3]
 
     return PAGE.sub(block, page)
@@ -42,13 +45,15 @@ def tables(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sources(records: Sequence[Mapping[str, Any]]) -> str:
-    lines = []
+    """Where the runs were made, and their commands."""
+    commands: dict[str, list[str]] = {}
     for record in records:
         e = record["environment"]
-        where = f"{record['device']}, driver {e['driver']}, torch {e['torch']}, Triton {e['triton']}, vLLM {record['vllm']}"
-        speed = max((row["bandwidth"] for row in record["timings"]), default=0.0) / 1e12
-        lines.append(f"- `{record['command']}`: {where}; a copy moved {speed:.2f} TB/s")
-    return "\n".join(lines) + "\n"
+        driver = re.search(r"\d+(\.\d+)+", e["driver"] or "")
+        versions = f"driver {driver[0] if driver else 'unknown'}, torch {e['torch']}, Triton {e['triton']}"
+        where = f"{record['device']}, {versions}, vLLM {record['vllm']}"
+        commands.setdefault(where, []).append(record["command"])
+    return "\n".join(f"{where}:\n\n```\n{chr(10).join(lines)}\n```\n" for where, lines in commands.items())
 
 
 def _name(row: Row) -> str:
@@ -67,6 +72,12 @@ def _place(row: Row) -> tuple[int, int]:
     return [*SHORT, row["state_dtype"]].index(row["state_dtype"]), row["draft"]
 
 
+def _rank(row: Row) -> tuple[bool, int, int]:
+    """Peers first, fast mode last, policies in their order."""
+    order = (*PEERS, *POLICY_NAMES)
+    return row["mode"] == "fast", order.index(row["policy"]), row["ring"]
+
+
 def _table(batch: int, rows: Sequence[Row]) -> str:
     here = [row for row in rows if row["batch"] == batch]
     columns = list(dict.fromkeys(map(_column, sorted(here, key=_place))))
@@ -75,7 +86,7 @@ def _table(batch: int, rows: Sequence[Row]) -> str:
         column: min((t for name in PEERS.values() if (t := _time(cells.get((name, column))))), default=None)
         for column in columns
     }
-    names = list(dict.fromkeys(map(_name, sorted(here, key=lambda row: row["policy"] not in PEERS))))
+    names = list(dict.fromkeys(map(_name, sorted(here, key=_rank))))
     text = {(n, c): _cell(cells.get((n, c)), best[c]) for n, c in product(names, columns)}
     lines = [f"| B={batch}, us | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {n} | {' | '.join(text[n, c] for c in columns)} |" for n in names]

@@ -1,0 +1,74 @@
+"""The page of benchmarks says what the JSON files say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ssmspec.measure.tables import rendered, tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_committed_page_is_generated() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert "<!-- bench: " in page
+    assert rendered(page, ROOT) == page
+
+
+def row(policy: str, us: float | None, **rest: Any) -> dict[str, Any]:
+    return {
+        "policy": policy, "mode": "exact", "state_dtype": "float32", "draft": 3, "ring": 16, "batch": 256,
+        "layer_us": us, "share": 0.5, "bandwidth": 4.3e12, "absent": None, "refused": None, **rest,
+    }  # fmt: skip
+
+
+def record(*rows: dict[str, Any]) -> dict[str, Any]:
+    environment = {"driver": "NVIDIA Module  580.1  Release Build", "torch": "2.11", "triton": "3.6.0"}
+    head = {"command": "ssmspec bench", "device": "NVIDIA H200", "vllm": "0.33.0", "environment": environment}
+    return {**head, "timings": rows}
+
+
+def test_losing_cells_are_as_plain_as_winning_ones() -> None:
+    text = tables([record(
+        row("vllm-fused-op", 200.0), row("vllm-triton", 300.0), row("recover", 100.0), row("every-step", 400.0),
+        row("checkpointing", 12.34, mode="fast"),
+    )])  # fmt: skip
+    assert "| recover | 100 (2.00x, 50 %) |" in text
+    assert "| every-step | 400 (0.50x, 50 %) |" in text
+    assert "| checkpointing, L=16, fast | 12.3 (16.21x, 50 %) |" in text
+    assert "| vLLM, conv, Triton kernel, norm | 300 (50 %) |" in text
+    assert text.index("fused op |") < text.index("| recover")
+
+
+def test_what_is_absent_or_refused_is_said() -> None:
+    text = tables([record(
+        row("vllm-fused-op", None, absent="vllm is not installed"), row("recover", None, refused="states differ"),
+    )])  # fmt: skip
+    assert "| absent |" in text
+    assert "| recover | refused |" in text
+    assert "- recover, fp32 T=4, B=256: states differ" in text
+
+
+def test_columns_are_states_then_windows_and_batches_fall() -> None:
+    rows = [
+        row("recover", 100.0, state_dtype=s, draft=k, batch=b)
+        for b in (1, 256) for k in (7, 1) for s in ("bfloat16", "float32")
+    ]  # fmt: skip
+    text = tables([record(*rows)])
+    assert text.index("| B=256, us | fp32 T=2 | fp32 T=8 | bf16 T=2 | bf16 T=8 |") < text.index("| B=1, us |")
+
+
+def test_a_block_is_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(record(row("recover", 100.0))))
+    page = "above\n<!-- bench: a.json -->\nold\n<!-- end -->\nbelow\n"
+    new = rendered(page, tmp_path)
+    assert "old" not in new
+    assert new.startswith(
+        "above\n<!-- bench: a.json -->\nNVIDIA H200, driver 580.1, torch 2.11, Triton 3.6.0, vLLM 0.33.0:"
+    )
+    assert new.endswith("<!-- end -->\nbelow\n")
+    assert rendered(new, tmp_path) == new
+    (tmp_path / "a.json").write_text(
+        json.dumps([record(row("recover", 100.0)), record(row("native", 200.0))])
+    )
+    assert "| native | 200 (50 %) |" in rendered(page, tmp_path)
