@@ -107,3 +107,26 @@ def test_a_fused_layer_has_the_values_of_its_pieces(
         for i in range(n):
             place = (int(rolled.at[slot]) + i) % (g.conv.history + t)
             assert torch.equal(rolled.field[0, slot, :, place], plain.field[0, slot, :, g.conv.history + i])
+
+
+def test_what_cannot_be_loaded_in_pieces_goes_piece_by_piece(fused_on_cpu: None) -> None:
+    """A window that is no ring, and inputs that do not start at 16 bytes."""
+    g, w, draw = replace(gdn(), conv=Conv(channels=512)), Window(max_len=2), Draw(0)
+    start, verify = draw.layer(g, 6, 2), hopper.make_verify(g, w, Order.CHAIN)
+    shifted = draw.normal(2, 2, 512 + 3, dtype=torch.bfloat16)[..., 3:]
+    gates = [draw.normal(2, 2, 2, dtype=torch.bfloat16) for _ in range(2)]
+    inputs = Projected(x=shifted, z=draw.normal(2, 2, 2, 128, dtype=torch.bfloat16), a=gates[0], b=gates[1])
+    weights = Weights(conv=draw.normal(4, 512, dtype=torch.bfloat16).mT, norm=draw.normal(128))
+    outs = []
+    for kind in (LayerStep, hopper_layer.FusedStep):
+        window, _ = windows(g, 2, Draw(1))
+        layer, fused = clone(start), hopper_layer.FusedVerify(g, w, verify)
+
+        def run(_: int, step: Step, x: Tokens, layer: Layer = layer, fused: object = fused) -> torch.Tensor:
+            assert not isinstance(x, hopper_layer.Unconvolved)
+            return fused(layer, x, step.slots, step.lens)
+
+        outs.append(kind(g, window, run, GatedNorm.of(g), [weights])(0, Step.of([1, 4], [2, 2], 2), inputs))
+    assert torch.equal(*outs)
+    assert not hopper_layer._aligned(shifted)
+    assert hopper_layer._aligned(shifted.contiguous(), inputs.z)
