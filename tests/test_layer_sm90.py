@@ -41,7 +41,7 @@ def test_no_spills_and_wide_loads(t: int, compiled: list[Any], tmp_path: Path) -
     assert compiled[1].asm["ptx"].count("ld.global.v4.b32") == 4, "y, z and, in fp32, the weights"
 
 
-@pytest.mark.parametrize(("t", "rows"), [(2, 1), (4, 9), (8, 9)])
+@pytest.mark.parametrize(("t", "rows"), [(2, 1), (4, 9), (8, 9), (16, 9), (16, 1)])
 def test_the_fused_launch_has_no_spills_and_no_shared_memory(
     t: int, rows: int, compiled: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
