@@ -4,6 +4,8 @@ import importlib.util
 import json as json_format
 import os
 import platform
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -49,7 +51,18 @@ def _found() -> dict[str, Any]:
         "driver": environment.driver,
         "triton_interpreter": os.environ.get("TRITON_INTERPRET") == "1",
     }
-    return found | {f"backend_{name}": _try(name) for name in BACKENDS} | {"gdn_on_hopper": _order()}
+    found |= {f"backend_{name}": _try(name) for name in BACKENDS}
+    return found | {"gdn_on_hopper": _order(), "vllm_policies": _served()}
+
+
+def _served() -> str:
+    """What the plugin says of the installed vLLM, whose import is left to another process."""
+    if importlib.util.find_spec("vllm") is None:
+        return "vllm is not installed"
+    command = [sys.executable, "-m", "ssmspec.runtime.vllm.compat"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    lines = (said.stdout or said.stderr).strip().splitlines()
+    return lines[-1] if lines else f"vllm could not be imported (exit code {said.returncode})"
 
 
 def _cuda_devices() -> list[str]:

@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 import ssmspec
 
-from . import bench, compare, doctor, play, presets, soak
+from . import bench, compare, doctor, play, presets, serve_check, soak
 from .console import complain
 from .errors import sentence
 
@@ -61,6 +61,9 @@ app.command("bench", epilog="Example: ssmspec bench --batch 1,32,256 --draft 3 -
 app.command("doctor", epilog="Example: ssmspec doctor --json")(doctor.doctor)
 app.command("play", epilog="Example: ssmspec play script.jsonl --policy recover,checkpointing")(play.play)
 app.command("presets", epilog="Example: ssmspec presets --json")(presets.presets)
+app.command("serve-check", epilog="Example: ssmspec serve-check Qwen/Qwen3.5-4B --policy checkpointing")(
+    serve_check.serve_check
+)
 app.command("soak", epilog="Example: ssmspec soak --minutes 5 --seed 1")(soak.soak)
 
 

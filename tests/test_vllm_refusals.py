@@ -23,6 +23,7 @@ def served() -> Any:
         model_config=SimpleNamespace(
             runner_type="generate",
             enforce_eager=True,
+            enable_sleep_mode=False,
             hf_config=SimpleNamespace(architectures=["Qwen3NextForCausalLM"]),
         ),
         speculative_config=SimpleNamespace(
@@ -75,6 +76,7 @@ REFUSED = [
     ("kv_transfer_config", SimpleNamespace(), "--kv-transfer-config", "none"),
     ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size", "none"),
     ("lora_config", SimpleNamespace(), "--enable-lora", "none"),
+    ("model_config.enable_sleep_mode", True, "--enable-sleep-mode", "false"),
     ("cache_config.use_replayssm", True, "--use-replayssm", "false"),
     ("mamba_config.enable_stochastic_rounding", True, "--enable-mamba-cache-stochastic-rounding", "false"),
     ("cache_config.mamba_cache_mode", "all", "--mamba-cache-mode", "align"),
@@ -218,6 +220,18 @@ def test_an_edit_elsewhere_in_the_file_does_not_matter(
     file = tmp_path / "v1" / "runner.py"
     file.write_text("import os\n\n" + file.read_text())
     compat.check("1.2.3", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("installed", "finding"), [(True, "served on abacus"), (False, "the plugin is not installed as one")]
+)
+def test_doctor_is_told_whether_policies_are_served(
+    installed: bool, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _checked(monkeypatch, tmp_path)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **names: ["ssmspec"] * installed)
+    assert compat.finding("1.2.3", tmp_path).startswith(finding)
+    assert compat.finding("1.2.4", tmp_path).startswith("vllm 1.2.4 was not checked")
 
 
 def test_reports_of_configs_are_json() -> None:

@@ -66,15 +66,17 @@ GAP = 0.1  # of log probability between native's two best tokens: closer than th
 
 SCENARIOS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], dict[str, Any]]] = {
     "align": (("native", "recover", "every-step", "checkpointing"), LONG, {}),
-    "ngram": (("native", "recover", "checkpointing"), TAILS, {"speculative_config": NGRAM, **RETAIN}),
+    "ngram": (
+        ("native", "checkpointing"),
+        TAILS,
+        {"speculative_config": NGRAM, "mamba_ssm_cache_dtype": "float16", **RETAIN},
+    ),
     "fp32": (
-        ("native", "every-step", "checkpointing", "stock"),
+        ("native", "checkpointing", "stock"),
         SHORT,
         {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"},
     ),
-    "fp16": (("native", "recover", "checkpointing"), SHORT, {"mamba_ssm_cache_dtype": "float16"}),
-    "async": (("native", "checkpointing"), SHORT, {"async_scheduling": True}),
-    "qwen3.5": (("native", "checkpointing"), SHORT, {}),
+    "qwen3.5": (("native", "recover"), SHORT, {"async_scheduling": True}),
     "roomy": (("native",), CROWD, ROOMY),
     "crowded": (("checkpointing",), CROWD, CROWDED),
     "fast": (("checkpointing",), SHORT, {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}),

@@ -3,7 +3,9 @@
 import ast
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,3 +204,17 @@ def check(found: str | None = None, root: Path | None = None) -> str:
                 f" wanted {wanted}. Install an unmodified vllm {found}, or serve with --ssm-policy native"
             )
     return DEVICES[found]
+
+
+def finding(found: str | None = None, root: Path | None = None) -> str:
+    """What `ssmspec doctor` says about this vLLM: whether policies are served, or why not."""
+    try:
+        device = check(found, root)
+    except RuntimeError as error:
+        return str(error)
+    plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="ssmspec")
+    return f"served on {device}" if plugins else "the plugin is not installed as one: pip install ssmspec"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(finding() + "\n")

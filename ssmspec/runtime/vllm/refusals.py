@@ -135,6 +135,13 @@ RULES = (
         "none",
         "a page that is sent away may lag behind its records",
     ),
+    Rule(
+        "--enable-sleep-mode",
+        "model_config.enable_sleep_mode",
+        _off,
+        "false",
+        "records are not put to sleep and woken with the pages",
+    ),
     Rule("--enable-lora", "lora_config", _absent, "none", "it has not been checked"),
     Rule(
         "--use-replayssm",

@@ -35,12 +35,7 @@ class Batch:
     dummy: bool = False  # nobody's rows: vLLM will not say what was accepted
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What happens around the forward pass, for up to some number of rows, as CUDA graphs."""
-
-    place: torch.cuda.CUDAGraph
-    apply: torch.cuda.CUDAGraph
+Recorded = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]  # of staging, of the commit
 
 
 class Session:
@@ -61,9 +56,8 @@ class Session:
         self.staged: Batch | None = None
         self.recorded: dict[int, Recorded] = {}  # by number of rows, in ascending order
         self.tables: tuple[Tensor, ...] = ()
-        self._inputs = torch.zeros(
-            3, num_requests, dtype=torch.int64, device=device
-        )  # request, length, computed
+        # per row: request, length, tokens before
+        self._inputs = torch.zeros(3, num_requests, dtype=torch.int64, device=device)
         self._numbers = torch.zeros(6, num_requests, dtype=torch.int64, device=device)
         self._flags = torch.zeros(num_requests, dtype=torch.bool, device=device)
         self._slots = torch.arange(self.num_slots, device=device)
@@ -116,15 +110,13 @@ class Session:
         pool = torch.cuda.graph_pool_handle()
         self._inputs.fill_(-1)  # null rows: nothing moves while this is recorded
         for n in sorted({*(1 << i for i in range(self.num_requests.bit_length())), self.num_requests}):
-            graphs = []
-            for work in (self._place, self._apply):
+            graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            for work, graph in zip((self._place, self._apply), graphs, strict=True):
                 work(n)  # compiles what is not yet
                 torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
                     work(n)
-                graphs.append(graph)
-            self.recorded[n] = Recorded(*graphs)
+            self.recorded[n] = graphs
 
     def admit(self, request: int) -> None:
         """A request starts, or starts again, in this slot: its page is exact and nothing is pending."""
@@ -159,7 +151,7 @@ class Session:
         if recorded is None:
             self._place(self.num_requests)
         else:
-            recorded.place.replay()
+            recorded[0].replay()
 
     def _place(self, n: int) -> None:
         """From the first ``n`` inputs, fill the step and point its slots to their pages."""
@@ -211,7 +203,7 @@ class Session:
         if recorded is None:
             self._apply(n)
         else:
-            recorded.apply.replay()
+            recorded[1].replay()
 
     def _recorded(self, n: int) -> Recorded | None:
         return next((graphs for size, graphs in self.recorded.items() if size >= n), None)

@@ -1,0 +1,153 @@
+"""`ssmspec serve-check` says whether a server generates the same under every policy. Engines are played by a stand-in here."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ssmspec_cli import serve_check
+from ssmspec_cli.main import app
+from typer.testing import CliRunner
+
+from ssmspec.runtime.vllm import play
+
+Json = dict[str, Any]
+LOG = "INFO Maximum concurrency for 4,096 tokens per request: 145.29x"
+
+
+def request(tokens: list[int]) -> Json:
+    return {"tokens": tokens, "logprobs": [{str(t): -0.5, "9": -0.75} for t in tokens], "cached": 32}
+
+
+def played(tokens: list[int], policy: str) -> Json:
+    report = [] if policy == "native" else [{"policy": policy, "flushes": 7}]
+    metrics = {
+        "vllm:spec_decode_num_drafts": 10,
+        "vllm:spec_decode_num_accepted_tokens_per_pos": [8, 6, 4],
+        "vllm:prompt_tokens": 128,
+    }
+    seconds = {"start": 30.0, "play": 2.0}
+    return {
+        "waves": [[request(tokens)]],
+        "seconds": seconds,
+        "report": report,
+        "metrics": metrics,
+        "error": None,
+        "log": LOG,
+    }
+
+
+class Engines:
+    """Gives out what each policy generates, and keeps what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **tokens: list[int]) -> None:
+        self.tokens, self.asked = tokens, []  # type: ignore[var-annotated]
+        monkeypatch.setattr(serve_check, "play", self.play)
+        monkeypatch.setattr(serve_check, "_on_gpu", lambda: True)
+
+    def play(self, scenario: Json) -> Json:
+        self.asked.append(scenario)
+        policy = scenario["engine"]["additional_config"].get("ssmspec", {}).get("policy", "native")
+        if policy not in self.tokens:
+            return {"error": "ValueError: no", "log": ""}
+        return played(self.tokens[policy], policy)
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(app, ["serve-check", *args], env={"COLUMNS": "200"})
+
+
+def rows(*args: str) -> dict[str, Json]:
+    return {row["policy"]: row for row in json.loads(run(*args, "--json").stdout)["rows"]}
+
+
+def test_equal_tokens_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engines(monkeypatch, native=[1, 2, 3, 4], recover=[1, 2, 3, 4])
+    found = run("some/model", "--policy", "recover")
+    assert found.exit_code == 0, found.stderr
+    assert "stock vLLM, VLLM_GDN_DECODE_KERNEL=triton" in found.stdout
+    row = rows("some/model", "--policy", "recover")["recover"]
+    assert (row["tokens_equal"], row["logprobs_equal"], row["first_difference"]) == (True, True, None)
+    assert row["acceptance"] == [0.8, 0.6, 0.4]
+    assert row["tokens_per_second"] == 4 / 2
+    assert (row["concurrency"], row["concurrency_tokens"]) == (145.29, 4096)
+    assert row["prefix_hit_rate"] == 32 / 128
+    assert row["workers"][0]["flushes"] == 7
+
+
+def test_the_first_different_token_is_named_with_natives_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engines(monkeypatch, native=[1, 2, 3, 4], recover=[1, 2, 5, 4])
+    assert run("some/model", "--policy", "recover").exit_code == 1
+    row = rows("some/model", "--policy", "recover")["recover"]
+    assert not row["tokens_equal"]
+    assert row["first_difference"] == {"request": 0, "token": 2, "native": 3, "found": 5, "native_gap": 0.25}
+
+
+def test_fast_mode_may_leave_natives_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engines(monkeypatch, native=[1, 2], checkpointing=[1, 3])
+    assert run("some/model", "--policy", "checkpointing", "--mode", "fast").exit_code == 0
+
+
+def test_an_engine_that_fails_is_told_and_ends_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engines(monkeypatch, native=[1, 2])
+    found = run("some/model", "--policy", "recover")
+    assert found.exit_code == 1
+    assert "ValueError: no" in found.stdout
+
+
+def test_every_policy_gets_the_same_prompts_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines(monkeypatch, native=[1], recover=[1])
+    run("some/model", "--policy", "recover", "--draft", "5", "--engine", '{"max_model_len": 512}')
+    native, recover = engines.asked
+    assert native["waves"] == recover["waves"]
+    assert native["engine"].pop("additional_config") == {}
+    assert recover["engine"].pop("additional_config") == {"ssmspec": {"policy": "recover", "mode": "exact"}}
+    assert native["engine"] == recover["engine"]
+    assert native["engine"]["speculative_config"]["synthetic_acceptance_rates"] == [0.8, 0.6, 0.4, 0.4, 0.4]
+    assert native["engine"]["max_model_len"] == 512
+
+
+def test_a_folder_without_weights_is_served_with_dummies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 10}}')
+    engines = Engines(monkeypatch, native=[1], recover=[1])
+    run(str(tmp_path), "--policy", "recover")
+    assert engines.asked[0]["engine"]["load_format"] == "dummy"
+    assert max(t for w in engines.asked[0]["waves"] for p in w["prompts"] for t in p) < 10
+
+
+def test_an_engine_argument_that_is_no_json_is_refused() -> None:
+    found = run("some/model", "--engine", "{")
+    assert found.exit_code == 2
+    assert "--engine is not JSON" in found.stderr
+
+
+def test_a_process_plays_a_scenario_into_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class LLM:
+        def __init__(self, **arguments: object) -> None:
+            assert arguments["model"] == "m"
+
+        def generate(self, prompts: list[Json], params: list[Json], use_tqdm: bool) -> list[Any]:
+            completion = SimpleNamespace(token_ids=[4, 5], logprobs=[{4: SimpleNamespace(logprob=-1.0)}])
+            return [SimpleNamespace(outputs=[completion], num_cached_tokens=0) for _ in prompts]
+
+        def collective_rpc(self, name: str) -> list[Json]:
+            return [{"asked": name}]
+
+        def get_metrics(self) -> list[Any]:
+            return [SimpleNamespace(name="a", value=3), SimpleNamespace(name="b", values=[1, 2])]
+
+    vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **values: values)
+    monkeypatch.setattr(play, "import_module", lambda name: vllm)
+    scenario = {
+        "engine": {"model": "m", "additional_config": {"ssmspec": {}}},
+        "waves": [{"prompts": [[1], [2]], "max_tokens": [2, 2]}],
+    }
+    (tmp_path / "in.json").write_text(json.dumps(scenario))
+    play.main(tmp_path / "in.json", tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["waves"] == [[{"tokens": [4, 5], "logprobs": [{"4": -1.0}], "cached": 0}] * 2]
+    assert found["report"] == [{"asked": "ssmspec_report"}]
+    assert found["metrics"] == {"a": 3, "b": [1, 2]}
