@@ -36,7 +36,14 @@ OPTIONS = {
     "doctor": {"--json"},
     "play": {"SCRIPT.jsonl", "--policy", "--json"},
     "presets": {"--json"},
-    "soak": {"--minutes", "--events", "--seed", "--policy", "--backend", "--jobs", "-o", "--output"},
+    "serve-check": {
+        *("MODEL", "--policy", "--mode", "--draft", "--method"),
+        *("--requests", "--prompt", "--tokens", "--engine", "--json"),
+    },
+    "soak": {
+        *("--minutes", "--events", "--seed", "--policy", "--backend", "--device", "--jobs"),
+        *("-o", "--output"),
+    },
 }
 
 
