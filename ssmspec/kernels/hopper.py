@@ -177,6 +177,34 @@ def _resident(shared: int, warps: int, device: torch.device) -> int:
     return each * torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def shape_of(
+    g: Geometry,
+    w: Window,
+    order: Order,
+    layer: Layer,
+    x: Tokens,
+    history: History | None,
+    snapshots: Tensor | None,
+) -> tuple[Cut, Shape]:
+    """How a window is cut up, and what its kernel is compiled for."""
+    how = cut(g, x.v.shape[0], history is not None)
+    return how, Shape(
+        H=g.num_k_heads,
+        HV=g.num_v_heads,
+        K=g.head_k,
+        V=g.head_v,
+        T=x.v.shape[1],
+        R=layer.capacity if layer.records and snapshots is None else 0,
+        HISTORY=0 if history is None else power_of_2(max(history.limit, w.max_len)),
+        ENDS=history is not None and history.ends is not None,
+        SNAPSHOTS=snapshots is not None,
+        CHUNK=16 // layer.state.element_size(),
+        ORDER=order,
+        BV=how.BV,
+        WARPS=how.WARPS,
+    )
+
+
 def make_verify(g: Geometry, w: Window, order: Order) -> Verify:
     """Verify, adding up in the order of plain Triton that ``selftest`` found. Windows have at most 16 tokens.
 
@@ -199,22 +227,7 @@ def make_verify(g: Geometry, w: Window, order: Order) -> Verify:
     ) -> Tensor:
         assert noise is None
         assert x.v.shape[1] <= MAX_LEN
-        how = cut(g, x.v.shape[0], history is not None)
-        shape = Shape(
-            H=g.num_k_heads,
-            HV=g.num_v_heads,
-            K=g.head_k,
-            V=g.head_v,
-            T=x.v.shape[1],
-            R=layer.capacity if layer.records and snapshots is None else 0,
-            HISTORY=0 if history is None else power_of_2(max(history.limit, w.max_len)),
-            ENDS=history is not None and history.ends is not None,
-            SNAPSHOTS=snapshots is not None,
-            CHUNK=16 // layer.state.element_size(),
-            ORDER=order,
-            BV=how.BV,
-            WARPS=how.WARPS,
-        )
+        how, shape = shape_of(g, w, order, layer, x, history, snapshots)
         call = Call.of(layer, x, shape.WINDOW, history, snapshots)
         if len(rows):
             prepare = PrepareShape(

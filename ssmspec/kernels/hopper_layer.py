@@ -12,7 +12,7 @@ from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.conv_triton import ConvRing
 from ssmspec.kernels.hopper import Call
 from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
-from ssmspec.kernels.hopper_tile import Shape, power_of_2
+from ssmspec.kernels.hopper_tile import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 
@@ -83,33 +83,12 @@ class FusedVerify:
     ) -> Tensor:
         if not isinstance(x, Unconvolved):
             return self.inner(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
-        how, shape = self._shape(layer, x, history, snapshots)
+        how, shape = hopper.shape_of(self.g, self.w, self.order, layer, x, history, snapshots)
         call = Call.of(layer, x, shape.WINDOW, history, snapshots)
         if len(rows):
             _convolve(call, layer, x, rows.contiguous(), lens.contiguous(), shape)
             call.verify(shape, how.registers, self.programs)
         return call.out
-
-    def _shape(
-        self, layer: Layer, x: Tokens, history: History | None, snapshots: Tensor | None
-    ) -> tuple[hopper.Cut, Shape]:
-        g = self.g
-        how = hopper.cut(g, x.v.shape[0], history is not None)
-        return how, Shape(
-            H=g.num_k_heads,
-            HV=g.num_v_heads,
-            K=g.head_k,
-            V=g.head_v,
-            T=x.v.shape[1],
-            R=layer.capacity if layer.records and snapshots is None else 0,
-            HISTORY=0 if history is None else power_of_2(max(history.limit, self.w.max_len)),
-            ENDS=history is not None and history.ends is not None,
-            SNAPSHOTS=snapshots is not None,
-            CHUNK=16 // layer.state.element_size(),
-            ORDER=self.order,
-            BV=how.BV,
-            WARPS=how.WARPS,
-        )
 
 
 def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Tensor, shape: Shape) -> None:
