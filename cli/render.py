@@ -82,6 +82,7 @@ def _traffic(row: Row) -> Cells:
         "activations": _kib(shared.activations),
         "flushes": f"{t.cadence.flush_fraction:.1%}",
         **_moved(row),
+        "export MB": _mb(t.export_bytes),
     }
 
 

@@ -22,7 +22,8 @@ from .parse import Study
 NOTES = {
     Part.EXACT: "Exactness: heads, rows and layers do not mix, so a small shape is played: two layers, a group of"
     " heads, 16 rows; 3 requests, 64 windows, random acceptance. Error: of states, against float64.",
-    Part.TRAFFIC: "Traffic: MB by all recurrent layers in one step of the batch; KiB of one request in one layer.",
+    Part.TRAFFIC: "Traffic: MB by all recurrent layers in one step of the batch; KiB of one request in one layer."
+    " Export: what one request's state takes on the host.",
     Part.CAPACITY: "Capacity: a request at its full context, on one GPU; sizes as vLLM 0.33.0's planner sets them.",
 }
 

@@ -92,6 +92,7 @@ def test_fast_mode_keeps_the_bits_that_are_expected_of_it(gate: str, store: str)
     g, w = geometry(gate, store), replace(W, mode=Mode.FAST)
     want = {name: exact.expected(name, g, w) for name in RECORDING}
     assert any(e.states for e in want.values()) == (gate == "mamba2")
+    assert not any(exact.expected(name, g, w, "triton").states for name in RECORDING), "it folds by products"
     for pair in play(contenders(g, w), native(g), seed=5, events=40):
         must = {"state": want[pair.contender].states, "output": want[pair.contender].outputs, "conv": True}
         assert not must[pair.native.what] or torch.equal(pair.native.value, pair.other.value)

@@ -89,7 +89,7 @@ def disagreement(
         )  # fmt: skip
 
     ours, native = rig(policy, w, True), rig("native", plain, False)
-    promised = expected(policy, one, w)
+    promised = expected(policy, one, w, backend)
     for i in range(steps):
         (a,), (b,) = ours.verify(i), native.verify(i)
         if promised.outputs and not torch.equal(a, b):

@@ -56,6 +56,7 @@ class Traffic:
     writes: Parts
     native_bytes: float  # read and written by native, without a read copy, in the same window
     record_fields: dict[str, int]  # bytes of one token's record, by field
+    export_bytes: int  # of one request's exported state, all layers: what an offload moves, and a restore
     cadence: Cadence
 
     @property
@@ -177,6 +178,11 @@ def _traffic(policy: str, g: Geometry, w: Window, c: Cadence, *, fused: bool) ->
         writes=writes,
         native_bytes=native,
         record_fields=record,
+        export_bytes=sum(
+            f.nbytes if f.shared else g.num_layers * f.nbytes
+            for f in (*slot, layout.conv(g.conv, w.max_len, g.act_dtype))
+            if f.durable
+        ),
         cadence=c,
     )
 

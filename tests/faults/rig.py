@@ -239,5 +239,10 @@ def engine(
     return e
 
 
+def decoding(name: str = "a", prompt: int = 3) -> list[ev.Event]:
+    """A request enters and its prompt is computed."""
+    return [ev.Admit(request=name, prompt=prompt), ev.Prefill(chunks={name: prompt})]
+
+
 def index(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)

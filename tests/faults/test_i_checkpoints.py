@@ -6,7 +6,9 @@ import pytest
 import torch
 from rig import Rig, every_policy, shape
 
+from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Window
+from ssmspec.measure import traffic
 from ssmspec.runtime import exported
 
 
@@ -42,3 +44,14 @@ def test_a_session_of_restores_has_the_same_tokens_for_every_number_of_drafts(
                 exported.put(rig.pool, slot, exported.loads(file), header)
         rig.tokens[slot] = [*range(text)]
         rig.check(slot)
+
+
+@every_policy
+@pytest.mark.parametrize("layers", [1, 3])
+def test_what_an_export_costs_is_part_of_the_traffic(policy: str, layers: int) -> None:
+    """I5 (llama.cpp#28118, #28120): as many bytes as the tensors of an exported state have."""
+    rig = Rig(policy, shape(num_layers=layers)).start(1)
+    header = exported.Header.of(policy, rig.g, rig.w, 0, True)
+    tensors = exported.take(rig.pool, 1, header).tensors.values()
+    cost = traffic.of(policy, rig.g, rig.w, Acceptance(per_position=(0.5, 0.5, 0.5)), steps=1).export_bytes
+    assert cost == sum(t.numel() * t.element_size() for t in tensors)

@@ -9,6 +9,8 @@ from rig import every_recurrence, shape
 
 from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Arch, DType, Mode, Window
+from ssmspec.measure import bench
+from ssmspec.measure.expected import expected
 
 
 @pytest.mark.parametrize("count", [1024, pytest.param(4096, marks=pytest.mark.slow)])
@@ -125,3 +127,17 @@ def test_acceptance_is_flat_over_time() -> None:
         rates = [sum(n > position for n in counts[i : i + 500]) / 500 for i in range(0, 2000, 500)]
         assert all(abs(a - b) < 4 * 2**0.5 * 0.0224 for a, b in pairwise(rates))
         assert abs(sum(rates) / 4 - 0.8**position) < 4 * 0.0112
+
+
+def test_a_benchmarks_row_names_its_mode() -> None:
+    """L8 (sgl-project/sglang#38184): products or one token after another; each mode has a promise of its own."""
+    known = {"policy": "recover", "state_dtype": "float32", "draft": 3, "ring": 16, "batch": 1}
+    with pytest.raises(TypeError, match="'mode'"):
+        bench.Timing(**known, accepted=2.0)
+    promises = {mode: expected("recover", shape(), Window(max_len=4, mode=mode)) for mode in Mode}
+    assert promises[Mode.EXACT].equal
+    assert not promises[Mode.FAST].equal
+    one = torch.ones(1)
+    assert bench.gap(one + bench.FAST_BOUND, one) is None
+    assert bench.gap(one + 2 * bench.FAST_BOUND, one)
+    assert bench.gap(one / 0, one), "no number is no small difference"
