@@ -1,16 +1,17 @@
 """What must be bit-equal is, over whole lives; what is not, is as far away as it may be."""
 
+import random
 from dataclasses import replace
 
 import pytest
 import torch
-from lives import Life
 from shapes import GATES, STORES, geometry
 
 from ssmspec.geometry import READ_DTYPES, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import Tokens
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure import exact
+from ssmspec.measure.lives import Life
 from ssmspec.measure.lockstep import Contender, Lockstep, Pair
 from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.setup import Setup
@@ -21,11 +22,12 @@ RECORDING = POLICY_NAMES[1:]
 
 
 def play(
-    contenders: list[Contender], native: Contender, seed: int, events: int = 60, **engine: int
+    contenders: list[Contender], native: Contender, seed: int, events: int = 80, **engine: int
 ) -> list[Pair]:
     pairs: list[Pair] = []
-    lockstep = Lockstep(native, contenders, pairs.append, Setup(slots=24, **engine))
-    for event in Life(native.w, seed).events(events):
+    setup = Setup(window=native.w, slots=24, **engine)
+    lockstep = Lockstep(native, contenders, pairs.append, setup)
+    for event in Life(setup, random.Random(seed), lossy=False).events(events):
         lockstep.play(event)
     assert not lockstep.unmatched()
     assert len(pairs) > 100

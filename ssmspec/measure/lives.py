@@ -52,7 +52,7 @@ class Life:
                 longest = 3 * max(4, self.w.align)
                 yield ev.Admit(
                     request=f"r{self.drawn}",
-                    prompt=min(rng.randint(1, longest), rng.randint(1, longest)),  # most are short: steps count
+                    prompt=min(rng.randint(1, longest) for _ in range(2)),  # most are short: steps count
                     text=rng.randint(0, 2),
                     reuse=rng.random() < 0.8,
                 )
