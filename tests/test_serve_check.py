@@ -142,7 +142,7 @@ def test_a_process_plays_a_scenario_into_a_file(monkeypatch: pytest.MonkeyPatch,
     vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **values: values)
     monkeypatch.setattr(play, "import_module", lambda name: vllm)
     scenario = {
-        "engine": {"model": "m", "additional_config": {"ssmspec": {}}},
+        "engine": {"model": "m", "additional_config": {"ssmspec": {"policy": "recover"}}},
         "waves": [{"prompts": [[1], [2]], "max_tokens": [2, 2]}],
     }
     (tmp_path / "in.json").write_text(json.dumps(scenario))

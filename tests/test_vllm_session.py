@@ -1,6 +1,7 @@
 """A session over pages that move as vLLM's align mode moves them, against the accepted tokens one by one."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -172,6 +173,21 @@ class Engine:
         return len(self.boundaries)
 
 
+class Replayed:
+    """In the place of a CUDA graph."""
+
+    def __init__(self, work: Callable[[int], None], rows: int) -> None:
+        self.work, self.rows = work, rows
+
+    def replay(self) -> None:
+        self.work(self.rows)
+
+
+def record(session: Session, *sizes: int) -> None:
+    """As ``Session.capture`` would; a batch is then padded to the next size."""
+    session.recorded = {n: (Replayed(session._place, n), Replayed(session._apply, n)) for n in sizes}  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_boundaries_and_settled_pages_are_those_of_the_accepted_tokens(
@@ -180,6 +196,8 @@ def test_outputs_boundaries_and_settled_pages_are_those_of_the_accepted_tokens(
     crossed = 0
     for seed in range(2):
         engine = Engine(policy, dtype, seed)
+        if seed:
+            record(engine.session, 2, REQUESTS)
         for _ in range(25):
             rows = engine.rng.sample(range(REQUESTS), engine.rng.randint(1, REQUESTS))
             if engine.rng.random() < 0.1:
@@ -223,6 +241,13 @@ def test_a_window_without_a_staged_step_is_an_error() -> None:
         engine.session.verify(0, torch.randn(1, T, CONV.channels), *torch.randn(2, 1, T, 2))
 
 
+def test_a_row_is_settled_where_vllm_says_so_and_in_that_step_alone() -> None:
+    engine = Engine("checkpointing", DType.FP32, 0)
+    engine.step([0], [4], [1], [True])
+    _stage_one(engine)
+    assert engine.session._step(1).force_flush.tolist() == [False]
+
+
 def test_a_verify_that_was_never_committed_is_an_error_of_the_next_step() -> None:
     engine = Engine("checkpointing", DType.FP32, 0)
     _stage_one(engine)
@@ -239,6 +264,7 @@ def test_a_dummy_batch_needs_no_commit() -> None:
 def test_a_smaller_step_leaves_null_rows_behind_it() -> None:
     """A CUDA graph of three rows may read them."""
     engine = Engine("checkpointing", DType.FP32, 0)
+    record(engine.session, 1, REQUESTS)
     engine.step([0, 1, 2], [4, 4, 4], [1, 1, 1], [False] * 3)
     _stage_one(engine)
     padded = engine.session._step(3)

@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ssmspec.runtime.vllm.config import KEY
+
 Json = dict[str, Any]
 
 
@@ -31,7 +33,7 @@ def play(scenario: Json) -> Json:
         ]
         prompts = [{"prompt_token_ids": tokens} for tokens in wave["prompts"]]
         waves.append([_request(o) for o in llm.generate(prompts, params, use_tqdm=False)])
-    served = "ssmspec" in scenario["engine"].get("additional_config", {})
+    served = scenario["engine"].get("additional_config", {}).get(KEY, {}).get("policy", "native") != "native"
     return {
         "waves": waves,
         "seconds": {"start": up - start, "play": time.monotonic() - up},

@@ -1,0 +1,66 @@
+"""A layer of the CUDA build of vLLM, without a GPU: its code under Triton's interpreter, and ours in its place.
+
+VLLM_CUDA_BUILD names a folder with the unpacked wheel of vllm 0.33.0.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import engine_checkpoint
+import pytest
+from conftest import HERE, engine_environment
+
+BUILD = os.environ.get("VLLM_CUDA_BUILD")
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(BUILD is None, reason="VLLM_CUDA_BUILD is not set")]
+
+POLICIES, STEPS = ("recover", "every-step", "checkpointing"), {"ragged": 6, "staged": 3}
+Played = Callable[[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """The outputs of a policy; a layer small enough for the interpreter."""
+    folder = engine_checkpoint.write(tmp_path_factory.mktemp("layer"), "qwen3.5")
+    config = json.loads((folder / "config.json").read_text())
+    small = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    (folder / "config.json").write_text(json.dumps(config | small))
+
+    def play(policy: str, kind: str) -> dict[str, Any]:
+        target = folder / f"{policy}.{kind}.json"
+        if not target.exists():
+            env = engine_environment()
+            path = os.pathsep.join([str(BUILD), env["PYTHONPATH"]])
+            env |= {"PYTHONPATH": path, "VLLM_TARGET_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+            command = [sys.executable, HERE / "layer_steps.py", folder, policy, kind, str(STEPS[kind])]
+            found = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+            assert found.returncode == 0, found.stderr[-4000:]
+        result: dict[str, Any] = json.loads(target.read_text())
+        return result
+
+    return play
+
+
+def _flat(x: Any) -> list[float]:
+    return [number for part in x for number in _flat(part)] if isinstance(x, list) else [x]
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_windows_have_the_bits_of_a_page_per_token(played: Played, policy: str, kind: str) -> None:
+    native, ours = played("native", kind), played(policy, kind)
+    assert ours["layer"] == "GatedDeltaNet"
+    assert ours["outs"] == native["outs"]
+
+
+def test_a_page_per_token_is_what_vllms_own_layer_does(played: Played) -> None:
+    """Outputs are bfloat16: sums of 128 terms in another order may round to its neighbour."""
+    stock, native = played("stock", "ragged"), played("native", "ragged")
+    assert stock["layer"] == "QwenGatedDeltaNetAttention"
+    for theirs, ours in zip(stock["outs"], native["outs"], strict=True):
+        assert all(
+            abs(a - b) <= max(abs(a), 2**-10) * 2**-7 for a, b in zip(_flat(theirs), _flat(ours), strict=True)
+        )
