@@ -17,7 +17,7 @@ from ssmspec.runtime.engine import Engine
 from ssmspec.runtime.setup import Setup
 from ssmspec.step import Step
 
-W = Window(max_len=4, ring_len=11, align=7)
+W = Window(max_len=4, ring_len=6, align=7)
 RECORDING = POLICY_NAMES[1:]
 
 

@@ -11,12 +11,12 @@ from ssmspec.runtime.setup import Device, Setup
 WHOLE = 1 << 12  # a chunk that no prompt of a life exceeds
 
 _WEIGHTS = {
-    "verify": 30,
-    "accept": 26,
-    "prefill": 14,
+    "verify": 36,
+    "accept": 32,
+    "prefill": 12,
     "admit": 6,
-    **dict.fromkeys(("flush", "move", "resume", "restore"), 3),
-    **dict.fromkeys(("recompute", "fork", "preempt", "offload", "free"), 2),
+    **dict.fromkeys(("move", "resume", "restore", "fork", "offload"), 3),
+    **dict.fromkeys(("flush", "recompute", "preempt", "free"), 2),
     "abort": 1,
 }
 
@@ -27,6 +27,7 @@ class Life:
     def __init__(self, setup: Setup, rng: random.Random, *, lossy: bool) -> None:
         self.w, self.rng, self.ledger = setup.window, rng, Ledger(setup.slots, lossy=lossy)
         self.drawn = 0
+        self.running: list[str] = []  # rows of the last verify
 
     def events(self, n: int) -> Iterator[ev.Event]:
         """``n`` events, and those that close every window and free every request that can be."""
@@ -75,10 +76,13 @@ class Life:
                 yield self._one(kind)
 
     def _verify(self) -> ev.Event | None:
-        rows = self.ledger.named()
-        rows = self.rng.sample(rows, self.rng.randint(min(1, len(rows)), min(3, len(rows))))
         if len(self.ledger.open) > 2:
             return None
+        idle = self.ledger.named()
+        rows = [r for r in self.running if r in idle]
+        if not rows or self.rng.random() < 0.2:  # else the same go on, so that rings fill
+            rows = self.rng.sample(idle, self.rng.randint(min(1, len(idle)), min(3, len(idle))))
+        self.running = rows
         windows = {r: self.rng.randint(1, self.w.max_len) for r in rows}
         return ev.Verify(windows=windows, padding=self.rng.choice((0, 0, 1, 3)), salt=self.drawn)
 
