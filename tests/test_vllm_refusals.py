@@ -10,7 +10,7 @@ import pytest
 
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.config import ServeConfig
-from ssmspec.runtime.vllm.refusals import ON_CPU, RULES, SERVED, Refused, check
+from ssmspec.runtime.vllm.refusals import ON_DEVICE, RULES, SERVED, Refused, check
 
 SERVE = ServeConfig(policy="checkpointing")
 
@@ -67,7 +67,6 @@ REFUSED = [
         "num_speculative_tokens alone",
     ),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size", "1"),
-    ("parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size", "1"),
     ("parallel_config.data_parallel_size", 2, "--data-parallel-size", "1"),
     ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size", "1"),
     ("parallel_config.prefill_context_parallel_size", 2, "--prefill-context-parallel-size", "1"),
@@ -82,7 +81,10 @@ REFUSED = [
     ("cache_config.mamba_cache_mode", "all", "--mamba-cache-mode", "align"),
     ("cache_config.enable_mamba_shared_prefix_checkpoint", True, "shared-prefix-checkpoint", "false"),
     ("cache_config.mamba_ssm_cache_dtype", "fp8", "--mamba-ssm-cache-dtype", "float32, bfloat16 or float16"),
-    ("model_config.enforce_eager", False, "--enforce-eager", "true"),
+]
+ON_DEVICES = [
+    ("cpu", "model_config.enforce_eager", False, "--enforce-eager", "true"),
+    ("cuda", "parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size", "1"),
 ]
 
 
@@ -90,22 +92,32 @@ def test_what_is_served_is_not_refused() -> None:
     check(served(), SERVE, "cpu", {})
 
 
-@pytest.mark.parametrize(("path", "value", "flag", "nearest"), REFUSED)
+@pytest.mark.parametrize(
+    ("device", "path", "value", "flag", "nearest"), [*(("cpu", *case) for case in REFUSED), *ON_DEVICES]
+)
 def test_a_setting_is_refused_by_its_flag_with_the_nearest_legal(
-    path: str, value: object, flag: str, nearest: str
+    device: str, path: str, value: object, flag: str, nearest: str
 ) -> None:
     config = served()
+    config.device_config.device_type = device
     *owner, name = path.split(".")
     setattr(attrgetter(".".join(owner))(config) if owner else config, name, value)
     with pytest.raises(Refused, match="is not served with --ssm-policy checkpointing") as error:
-        check(config, SERVE, "cpu", {})
+        check(config, SERVE, device, {})
     what, _, legal = str(error.value).partition("; the nearest legal setting is ")
     assert flag in what
     assert legal.startswith(nearest)
 
 
 def test_every_rule_has_its_refusal_tested() -> None:
-    assert {rule.path for rule in (*RULES, ON_CPU)} == {path for path, *_ in REFUSED}
+    assert {rule.path for rule in RULES} == {path for path, *_ in REFUSED}
+    assert {(device, rule.path) for device, rule in ON_DEVICE.items()} == {case[:2] for case in ON_DEVICES}
+
+
+def test_what_one_device_refuses_another_may_serve() -> None:
+    config = served()
+    config.parallel_config.tensor_parallel_size = 2
+    check(config, SERVE, "cpu", {})
 
 
 @pytest.mark.parametrize(("checked", "other"), [("cpu", "cuda"), ("cuda", "cpu")])

@@ -86,7 +86,7 @@ def play(folder: Path, scenarios: Scenarios, run_script: Callable[..., str]) -> 
     for name, (policies, waves, change) in scenarios.items():
         for policy in policies:
             mode = "fast" if name == "fast" else "exact"
-            engine = _engine(dense if name == "qwen3.5" else model, policy, mode, change)
+            engine = _engine(dense if "qwen3.5" in name else model, policy, mode, change)
             scenario = {"engine": engine, "waves": waves, "report": policy not in ("native", "stock")}
             (folder / f"{name}.{policy}.in.json").write_text(json.dumps(scenario))
     run_script("engine_serve.py", folder)

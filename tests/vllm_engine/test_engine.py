@@ -37,6 +37,11 @@ SCENARIOS: Scenarios = {
     ),
     "fp32": (("native", "checkpointing", "stock"), SHORT, FP32),
     "qwen3.5": (("native", "recover", "every-step"), SHORT, {"async_scheduling": True}),
+    "qwen3.5 on two ranks": (
+        ("native", "checkpointing"),
+        SHORT,
+        {"tensor_parallel_size": 2, "mamba_ssm_cache_dtype": "float32"},
+    ),
     "fast": (("checkpointing",), SHORT, FP32),
 }
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.vllm
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 OURS, STOCK = ["SsmspecQwen3NextForCausalLM"], ["Qwen3NextForCausalLM"]
 REFUSED = {
-    "--tensor-parallel-size": {"tensor_parallel_size": 2},
     "--pipeline-parallel-size": {"pipeline_parallel_size": 2},
     "--speculative-config": {"speculative_config": None},
     "--speculative-config.method": {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}},

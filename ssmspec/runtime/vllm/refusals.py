@@ -103,7 +103,6 @@ RULES = (
         "the window length is fixed when records are allocated",
     ),
     _size("pipeline-parallel-size", "a later step is staged before the earlier one is committed"),
-    _size("tensor-parallel-size", LONELY),
     _size("data-parallel-size", LONELY),
     _size("decode-context-parallel-size", LONELY),
     _size("prefill-context-parallel-size", LONELY),
@@ -179,13 +178,16 @@ RULES = (
         "no kernel stores it",
     ),
 )
-ON_CPU = Rule(
-    "--enforce-eager",
-    "model_config.enforce_eager",
-    bool,
-    "true",
-    "the CPU engine has been checked uncompiled only",
-)
+ON_DEVICE = {
+    "cpu": Rule(
+        "--enforce-eager",
+        "model_config.enforce_eager",
+        bool,
+        "true",
+        "the CPU engine has been checked uncompiled only",
+    ),
+    "cuda": _size("tensor-parallel-size", "it has been checked on the CPU engine only"),
+}
 
 
 def check(
@@ -202,7 +204,7 @@ def check(
             f" served are {', '.join(SERVED)}"
         )
     _check_device(vllm_config.device_config.device_type, serve, checked)
-    for rule in RULES + ((ON_CPU,) if checked == "cpu" else ()):
+    for rule in (*RULES, ON_DEVICE[checked]):
         rule.check(vllm_config, serve.policy)
     layout = environ.get(CONV_LAYOUT, "SD")
     if layout != "SD":
