@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, DType, Mode
+from ssmspec.kernels.base import Kernels, Plan
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.measure import judge, soak
 from ssmspec.measure.ledger import repaired
@@ -109,6 +110,27 @@ def test_windows_stay_open_over_other_events() -> None:
         "offload",
         "free",
     }
+
+
+def test_rings_fill_and_are_folded() -> None:
+    """A life that changes its rows at every step would hardly ever reach a flush."""
+    rows = flushes = 0
+    for setup, script in lives(12):
+        e = Engine("checkpointing", setup)
+        kernels = e.layers.policy.kernels
+
+        def advance(pool: StatePool, commit: Commit, ring: layout.Ring, kernels: Kernels = kernels) -> Plan:
+            nonlocal rows, flushes
+            count = pool["count"][commit.slots]
+            rows += int((commit.lens > 0).sum())
+            flushes += int(((count > 0) & (commit.lens > 0) & (count + commit.lens > ring.limit)).sum())
+            return kernels.advance(pool, commit, ring)
+
+        e.layers.policy.kernels = replace(kernels, advance=advance)
+        for event in script:
+            e.play(event)
+    assert rows > 400
+    assert flushes > rows / 10
 
 
 def test_a_seed_decides_a_life_whatever_the_jobs() -> None:

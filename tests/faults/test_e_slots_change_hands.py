@@ -40,6 +40,18 @@ def test_a_recycled_slot_keeps_no_cursor(arch: Arch, policy: str, backend: str) 
 
 
 @pytest.mark.parametrize("policy", RING_POLICIES)
+def test_a_slot_that_is_left_keeps_no_cursor(policy: str, backend: str) -> None:
+    """E1: a request goes on in slot 5; whoever takes slot 1 finds nothing pending there."""
+    rig = Rig(policy, backend=backend).start(1)
+    rig.step({1: 4}, {1: 3})
+    step, rows = rig.open({1: 4})
+    rig.accept(step, [2], next_slots=[5])
+    rig.tokens[5] = rig.tokens[1] + rows[1][:2]
+    rig.check(5, settled=True)
+    assert (rig.cursors(1)["base"], rig.cursors(1)["count"]) == (0, 0)
+
+
+@pytest.mark.parametrize("policy", RING_POLICIES)
 @every_recurrence
 @pytest.mark.parametrize("mode", [*Mode])
 @pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan")])
