@@ -80,7 +80,7 @@ class Life:
             return None
         idle = self.ledger.named()
         rows = [r for r in self.running if r in idle]
-        if not rows or self.rng.random() < 0.2:  # else the same go on, so that rings fill
+        if not rows or self.rng.random() < 0.2:  # else the same go on, as a server's do
             rows = self.rng.sample(idle, self.rng.randint(min(1, len(idle)), min(3, len(idle))))
         self.running = rows
         windows = {r: self.rng.randint(1, self.w.max_len) for r in rows}
