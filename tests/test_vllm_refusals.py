@@ -58,7 +58,7 @@ REFUSED = [
     ("use_v2_model_runner", False, "VLLM_USE_V2_MODEL_RUNNER", "1"),
     ("model_config.runner_type", "pooling", "--runner", "generate"),
     ("speculative_config", None, "--speculative-config", '\'{"method": "mtp"'),
-    ("speculative_config.method", "suffix", "--speculative-config.method", "mtp or ngram"),
+    ("speculative_config.method", "suffix", "--speculative-config.method", "mtp or ngram or draft_model"),
     ("speculative_config.enable_adaptive_verification", True, "enable_adaptive_verification", "false"),
     (
         "speculative_config.num_speculative_tokens_per_batch_size",
@@ -85,6 +85,7 @@ REFUSED = [
 ON_DEVICES = [
     ("cpu", "model_config.enforce_eager", False, "--enforce-eager", "true"),
     ("cuda", "parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size", "1"),
+    ("cuda", "speculative_config.method", "draft_model", "--speculative-config.method", "mtp or ngram"),
 ]
 
 
@@ -111,12 +112,15 @@ def test_a_setting_is_refused_by_its_flag_with_the_nearest_legal(
 
 def test_every_rule_has_its_refusal_tested() -> None:
     assert {rule.path for rule in RULES} == {path for path, *_ in REFUSED}
-    assert {(device, rule.path) for device, rule in ON_DEVICE.items()} == {case[:2] for case in ON_DEVICES}
+    assert {(device, r.path) for device, rules in ON_DEVICE.items() for r in rules} == {
+        case[:2] for case in ON_DEVICES
+    }
 
 
 def test_what_one_device_refuses_another_may_serve() -> None:
     config = served()
     config.parallel_config.tensor_parallel_size = 2
+    config.speculative_config.method = "draft_model"
     check(config, SERVE, "cpu", {})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import engine_checkpoint
+import engine_drafter
 
 Found = dict[str, Any]
 Played = Callable[[str, str], Found]
@@ -83,7 +84,10 @@ def play(folder: Path, scenarios: Scenarios, run_script: Callable[..., str]) -> 
     """Play every scenario under its policies -> what came out, by scenario and policy."""
     model = engine_checkpoint.write(folder / "model")
     dense = engine_checkpoint.write(folder / "dense", "qwen3.5")
+    drafter = {"method": "draft_model", "model": str(engine_drafter.write(folder / "drafter"))}
     for name, (policies, waves, change) in scenarios.items():
+        if name == "drafter":
+            change = {**change, "speculative_config": SYNTHETIC | drafter}
         for policy in policies:
             mode = "fast" if name == "fast" else "exact"
             engine = _engine(dense if "qwen3.5" in name else model, policy, mode, change)

@@ -37,6 +37,7 @@ SCENARIOS: Scenarios = {
     ),
     "fp32": (("native", "checkpointing", "stock"), SHORT, FP32),
     "qwen3.5": (("native", "recover", "every-step"), SHORT, {"async_scheduling": True}),
+    "drafter": (("native", "checkpointing"), SHORT, FP32),
     "qwen3.5 on two ranks": (
         ("native", "checkpointing"),
         SHORT,

@@ -16,7 +16,8 @@ SERVED = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-METHODS = ("mtp", "ngram")
+METHODS = ("mtp", "ngram", "draft_model")
+ON_CUDA = ("mtp", "ngram")  # of these
 CONV_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -58,6 +59,7 @@ def _size(flag: str, why: str) -> Rule:
     return Rule(f"--{flag}", f"parallel_config.{flag.replace('-', '_')}", _is(1), "1", why)
 
 
+CPU_ONLY = "it has been checked on the CPU engine only"
 LONELY = "its records and cursors live on one rank so far"
 RULES = (
     Rule(
@@ -179,14 +181,25 @@ RULES = (
     ),
 )
 ON_DEVICE = {
-    "cpu": Rule(
-        "--enforce-eager",
-        "model_config.enforce_eager",
-        bool,
-        "true",
-        "the CPU engine has been checked uncompiled only",
+    "cpu": (
+        Rule(
+            "--enforce-eager",
+            "model_config.enforce_eager",
+            bool,
+            "true",
+            "the CPU engine has been checked uncompiled only",
+        ),
     ),
-    "cuda": _size("tensor-parallel-size", "it has been checked on the CPU engine only"),
+    "cuda": (
+        _size("tensor-parallel-size", CPU_ONLY),
+        Rule(
+            "--speculative-config.method",
+            "speculative_config.method",
+            lambda value: value in ON_CUDA,
+            " or ".join(ON_CUDA),
+            CPU_ONLY,
+        ),
+    ),
 }
 
 
@@ -204,7 +217,7 @@ def check(
             f" served are {', '.join(SERVED)}"
         )
     _check_device(vllm_config.device_config.device_type, serve, checked)
-    for rule in (*RULES, ON_DEVICE[checked]):
+    for rule in (*RULES, *ON_DEVICE[checked]):
         rule.check(vllm_config, serve.policy)
     layout = environ.get(CONV_LAYOUT, "SD")
     if layout != "SD":
