@@ -1,5 +1,6 @@
 """`ssmspec serve-check`: a vLLM engine per policy, on the same prompts."""
 
+import importlib.util
 import json as json_format
 import os
 import random
@@ -75,6 +76,8 @@ def serve_check(
 
 def play(scenario: Json) -> Json:
     """What came out of one engine; {"error"} where it failed, "log" in any case."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "in.json", Path(folder) / "out.json"
         source.write_text(json_format.dumps(scenario))
@@ -106,6 +109,8 @@ def _arguments(model: str, method: str, draft: int, engine: str) -> Json:
         rates = [*SYNTHETIC, *[SYNTHETIC[-1]] * draft][:draft]
         drafting |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     folder = Path(model)
+    if model.startswith((".", "/")) and not folder.is_dir():
+        raise UsageError(f"{model}: no such folder")
     dummy = folder.is_dir() and not any(folder.glob("*.safetensors"))
     return {
         "model": model,

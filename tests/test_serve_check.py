@@ -1,5 +1,6 @@
 """`ssmspec serve-check` says whether a server generates the same under every policy. Engines are played by a stand-in here."""
 
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,6 +117,14 @@ def test_a_folder_without_weights_is_served_with_dummies(
     run(str(tmp_path), "--policy", "recover")
     assert engines.asked[0]["engine"]["load_format"] == "dummy"
     assert max(t for w in engines.asked[0]["waves"] for p in w["prompts"] for t in p) < 10
+
+
+def test_without_vllm_or_without_the_folder_there_is_a_sentence(tmp_path: Path) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        assert "serve-check needs vLLM" in run(str(tmp_path)).output
+    result = run(str(tmp_path / "gone"))
+    assert result.exit_code == 2
+    assert "no such folder" in result.output
 
 
 def test_an_engine_argument_that_is_no_json_is_refused() -> None:
