@@ -28,7 +28,9 @@ def indexable(t: Tensor) -> Tensor:
 class StatePool:
     layout: Layout
     tensors: dict[str, Tensor]  # [layers, slots, *shape]; shared fields [slots, *shape]
-    rows: Sequence[Tensor] | None = None  # per layer [slots] int64: states lie in an engine's pages, at these rows
+    rows: Sequence[Tensor] | None = (
+        None  # per layer [slots] int64: states lie in an engine's pages, at these rows
+    )
 
     @classmethod
     def allocate(cls, layout: Layout, num_layers: int, num_slots: int, device: str = "cpu") -> "StatePool":

@@ -153,7 +153,9 @@ def test_windows_of_any_length(t: int) -> None:
         assert e.state <= 1.1 * e.native_state + CUT
 
 
-KDA_FP32 = pytest.mark.xfail(reason="1.14 of native's error on an H200: products are cut off where sums round")
+KDA_FP32 = pytest.mark.xfail(
+    reason="1.14 of native's error on an H200: products are cut off where sums round"
+)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="thousands of tokens need a GPU")

@@ -230,8 +230,6 @@ class Engine:
         del self.requests[r.name]
         self.cache.give(r.slot)
 
-    # helpers
-
     def _request(self, name: str) -> Request:
         if name not in self.requests:
             raise LifecycleError(
