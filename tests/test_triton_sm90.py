@@ -89,8 +89,8 @@ def test_tiles_stay_in_registers(
 ) -> None:
     g = geometry(gate, store, num_layers=1, head_k=128, head_v=64 if gate == "mamba2" else 128)
     step_once(name, g, Window(max_len=4))
-    assert [k.name for k in compiled] == ["prepare", "window", "fold"][: len(compiled)]
-    assert len(compiled) == (2 if name == "native" else 3)
+    accept = ["fold", "fold"] if name == "native" else ["_move", "fold"]
+    assert [k.name for k in compiled] == ["prepare", "window", *accept]
     for kernel in compiled:
         used = usage(kernel, tmp_path)
         assert used["STACK"] == 0, (kernel.name, used)
