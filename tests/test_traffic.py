@@ -74,7 +74,9 @@ def test_every_model_moves_the_bytes_of_the_table(
         assert traffic.of(policy, g, w, rate, steps=4000).total / KIB == pytest.approx(kib, rel=0.01)
 
     form = traffic.closed_form("checkpointing", g, w, rate.mean)
-    assert form.total / KIB > ckpt
+    # a flush folds 2.952 records; KDA's, 40 KiB each with fp32 decays, are 5.8 % of what a 16-bit state moves
+    most = 0.06 if g.arch is Arch.KDA else 0.05
+    assert 0 < form.total / KIB / ckpt - 1 <= most
     folded = rate.mean * sum(form.record_fields.values())  # na records in n steps
     assert (form.total - folded) / KIB == pytest.approx(ckpt, rel=0.002)
 
