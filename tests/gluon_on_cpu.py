@@ -167,7 +167,7 @@ class Machine:
             "rsqrt": lambda x: Value(x.data.rsqrt()),
             "static_range": range,
             "allocate_shared_memory": self._allocate,
-            "inline_asm_elementwise": lambda *a, **k: Value(a[2][0].data.bfloat16().float()),
+            "inline_asm_elementwise": lambda *a, **k: Value(a[2][0].data.bfloat16().float()) if a[2] else None,
         }
         return types.SimpleNamespace(**names)
 

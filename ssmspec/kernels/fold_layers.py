@@ -11,7 +11,7 @@ from torch import Tensor
 from ssmspec.geometry import Geometry
 from ssmspec.kernels.base import Layer, Plan
 from ssmspec.kernels.fold import Ports, fold
-from ssmspec.kernels.launch import column, fold_span, fold_tile, row_step, shape_of
+from ssmspec.kernels.launch import column, fold_rows, fold_span, fold_tile, row_step, shape_of
 
 _TYPES = {
     torch.float32: tl.float32,
@@ -37,11 +37,13 @@ class Fold:
         if self.layers is not layers:
             self.layers, (self.table, self.align) = layers, _table(layers)
         span = fold_span(self.g, len(layers), batch)
+        tiles = triton.cdiv(self.g.head_v, self.tile.rows) * self.g.num_v_heads
+        rows = fold_rows(tiles, batch)
         types = Ports(**{name: _TYPES[t.dtype] for name, t in _ports(layers[0]).items()})
         fold[
             (
-                triton.cdiv(self.g.head_v, self.tile.rows) * self.g.num_v_heads,
-                batch,
+                tiles,
+                triton.cdiv(batch, rows),
                 triton.cdiv(len(layers), span),
             )
         ](
@@ -53,8 +55,10 @@ class Fold:
                 for name in ("src", "base", "count", "dst", "mark", "mark_dst")
             ),
             plan.ends,
+            batch,
             types,
             self.align,
+            rows,
             shape_of(self.g, self.tile, layers[0].capacity),
             **self.tile.options,
         )

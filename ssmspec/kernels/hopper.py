@@ -159,7 +159,12 @@ class Call:
             tiles,
             shape,
         )
-        options = {"num_warps": shape.WARPS, "maxnreg": registers, "enable_fp_fusion": False}
+        options = {
+            "num_warps": shape.WARPS,
+            "maxnreg": registers,
+            "enable_fp_fusion": False,
+            "launch_pdl": True,
+        }
         if shape not in programs:
             kernel = verify_window.warmup(*arguments, grid=(1,), **options)
             programs[shape] = _resident(kernel.metadata.shared, shape.WARPS, self.out.device)

@@ -189,6 +189,20 @@ else:
 
 
 @gluon.jit
+def begin_behind():
+    """Under a dependent launch a program starts while the kernel in front still runs, and may start the one behind:
+    wait for all that the kernel in front stores. Nothing may be read or written before."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def _neighbours(x, ROWS: gl.constexpr, CHUNKS: gl.constexpr, CHUNK: gl.constexpr):
     """x [ROWS, CHUNKS * CHUNK] -> CHUNK tensors [ROWS, CHUNKS], element i of every chunk in the i-th."""
     even, odd = gl.split(gl.reshape(x, [ROWS, CHUNKS, CHUNK // 2, 2]))

@@ -31,7 +31,7 @@ from ssmspec.kernels.hopper_fetch import (
     slot_of,
     state_at,
 )
-from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, rows_of_tile, view
+from ssmspec.kernels.hopper_tile import async_load, barrier, begin_behind, dims, dot, rows_of_tile, view
 
 
 @gluon.jit
@@ -143,6 +143,7 @@ def verify_window(
 ):
     """Grid: any number of programs. Reads state, tokens and committed records; writes ``out``, and as the shape says
     the flushed state, snapshots, or c of the window's records. A tile is loaded before any of it is stored."""
+    begin_behind()
     DTYPE: gl.constexpr = state.dtype.element_ty
     TILE: gl.constexpr = c.TILE
     LINES: gl.constexpr = c.lines(c.K, 16 // c.CHUNK)

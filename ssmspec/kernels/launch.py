@@ -70,6 +70,12 @@ def fold_tile(g: Geometry) -> Tile:
     return _tile(g, lanes_k=32 if g.state_dtype is DType.FP32 else 16, warps=8)
 
 
+def fold_rows(tiles: int, batch: int) -> int:
+    """Rows per program, a power of 2: no more programs than run at once about twice, since most plans are nearly
+    empty, and looking at a row takes a program a microsecond."""
+    return power(max(1, tiles * batch // 2048))
+
+
 def fold_span(g: Geometry, layers: int, batch: int) -> int:
     """Layers per program: all of them once rows and heads alone fill the GPU, since most rows have nothing to do."""
     return layers if batch * g.num_v_heads >= 1024 else 1

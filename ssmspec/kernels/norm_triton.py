@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ssmspec.kernels.launch import power
 from ssmspec.kernels.norm import Gate, GatedNorm
@@ -41,6 +42,9 @@ def _gate(z, c: tl.constexpr):
 @triton.jit
 def norm_and_gate(y, z, z_row, z_token, z_head, weight, slots, lens, out, T, c: tl.constexpr):
     """GROUPS groups of one token. A program reads its tile before it writes, so ``out`` may be ``y``."""
+    if c.COMPILED:
+        gdc_launch_dependents()
+        gdc_wait()
     b, t = tl.program_id(2).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, c.PG)[None, :]
     value = (tl.program_id(0) * c.GROUPS + tl.arange(0, c.GROUPS)[:, None]) * c.GROUP + i
@@ -87,6 +91,6 @@ class TritonNorm(GatedNorm):
             grid = (triton.cdiv(hv * v, self.group * c.GROUPS), t, batch)
             norm_and_gate[grid](
                 y, z, *z.stride()[:3], weight, step.slots, step.lens, y, t, c,
-                num_warps=WARPS, enable_fp_fusion=False,
+                num_warps=WARPS, enable_fp_fusion=False, launch_pdl=c.COMPILED,
             )  # fmt: skip
         return y
