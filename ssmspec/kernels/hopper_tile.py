@@ -63,6 +63,9 @@ class Shape:
     HISTORY: int = 0  # most committed records, a power of 2; 0: there is no history
     ENDS: bool = False  # round at the recorded ends of accepted steps
     SNAPSHOTS: bool = False
+    NORM: bool = False  # outputs are normed and gated, a head at a time
+    SIGMOID: bool = False  # the gate; else silu
+    EPS: float = 0.0  # of the norm
     CHUNK: int  # neighbouring keys of a thread: 16 bytes of state, as plain Triton has it
     ORDER: Order
     BV: int = 64
@@ -159,6 +162,11 @@ class Shape:
             [],
             [self.BV],
         )
+
+    @property
+    def HEAD(self) -> gl.BlockedLayout:
+        """[WINDOW, V]: a thread has 8 values of a token, 16 bytes of bf16."""
+        return gl.BlockedLayout([1, 8], [32 // (self.V // 8), self.V // 8], [self.WARPS, 1], [1, 0])
 
     def lines(self, width: int, itemsize: int) -> gl.BlockedLayout:
         """[rows, width] in pieces of 16 bytes, whole rows next to each other."""

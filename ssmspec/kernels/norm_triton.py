@@ -40,6 +40,15 @@ def _gate(z, c: tl.constexpr):
 
 
 @triton.jit
+def _sum(x, c: tl.constexpr):
+    """x [GROUPS, PG] -> [GROUPS], neighbours first: an order that another kernel can have too."""
+    for i in tl.static_range(1, 16):
+        if c.PG >> i > 0:
+            x = tl.sum(tl.reshape(x, (c.GROUPS, c.PG >> i, 2)), 2)
+    return tl.reshape(x, (c.GROUPS,))
+
+
+@triton.jit
 def norm_and_gate(y, z, z_row, z_token, z_head, weight, slots, lens, out, T, c: tl.constexpr):
     """GROUPS groups of one token. A program reads its tile before it writes, so ``out`` may be ``y``."""
     if c.COMPILED:
@@ -57,7 +66,7 @@ def norm_and_gate(y, z, z_row, z_token, z_head, weight, slots, lens, out, T, c: 
     w = tl.load(weight + (i if c.SHARED else value), mask=inside, other=0.0).to(tl.float32)
     if c.GATE_FIRST:
         x = x * g
-    x = x * tl.rsqrt(tl.sum(x * x, 1) / c.GROUP + c.EPS)[:, None] * w
+    x = x * tl.rsqrt(_sum(x * x, c) / c.GROUP + c.EPS)[:, None] * w
     if not c.GATE_FIRST:
         x = x * g
     tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)

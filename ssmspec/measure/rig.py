@@ -114,6 +114,15 @@ class Rig:
         self.policy.accept(commit)
         self.conv.accept(commit)
 
+    def spread(self) -> None:
+        """Bring the rows to random places of their flush cycle, as requests are that did not start together."""
+        places = self.w.limit if self.policy.name == "checkpointing" else 1
+        ahead = torch.randint(places, self.step.slots.shape, generator=self.generator, device=self.device)
+        for i in range(places):
+            self.verify(i)
+            self.step.accepted.copy_(ahead > i if places > 1 else self.step.lens)
+            self.accept()
+
     def cycle(self) -> None:
         """All steps, one after another."""
         for i in range(self.steps):
