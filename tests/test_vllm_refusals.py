@@ -89,6 +89,16 @@ ON_DEVICES = [
 ]
 
 
+def test_a_config_whose_model_was_chosen_before_is_checked_like_the_first() -> None:
+    config = served()
+    config.model_config.hf_config.architectures = ["SsmspecQwen3NextForCausalLM"]
+    config.parallel_config.worker_extension_cls = "ssmspec.runtime.vllm.report.WorkerReport"
+    check(config, SERVE, "cpu", {})
+    config.parallel_config.enable_dbo = True
+    with pytest.raises(ValueError, match="--enable-dbo=True"):
+        check(config, SERVE, "cpu", {})
+
+
 def test_what_is_served_is_not_refused() -> None:
     check(served(), SERVE, "cpu", {})
 

@@ -13,7 +13,8 @@ from ssmspec.geometry import Arch, Conv, DType, Geometry, Window
 from ssmspec.kernels.base import Layer, LayerParams, Tokens
 from ssmspec.runtime.vllm import pages
 from ssmspec.runtime.vllm.config import ServeConfig
-from ssmspec.runtime.vllm.session import Batch, Session
+from ssmspec.runtime.vllm.rows import Batch, Rows
+from ssmspec.runtime.vllm.session import Session
 
 T, BLOCK, REQUESTS, LAYERS = 4, 5, 3, 3
 GROUPS = ((0, 2), (1,))  # layers 0 and 2 share a block table, layer 1 has its own
@@ -97,9 +98,10 @@ class Engine:
         self.session.stage(
             Batch(
                 rows=torch.arange(len(rows)),
+                count=len(rows),
                 requests=torch.tensor(rows),
-                lens=torch.tensor(lens),
-                computed=torch.tensor([self.computed[r] for r in rows]),
+                starts=torch.tensor([0, *lens]).cumsum(0),
+                ends=torch.tensor([self.computed[r] + n for r, n in zip(rows, lens, strict=True)]),
                 settle=torch.tensor(tails),
             )
         )
@@ -185,7 +187,7 @@ class Replayed:
 
 def record(session: Session, *sizes: int) -> None:
     """As ``Session.capture`` would; a batch is then padded to the next size."""
-    session.recorded = {n: (Replayed(session._place, n), Replayed(session._apply, n)) for n in sizes}  # type: ignore[misc]
+    session.recorded = {n: Replayed(session._apply, n) for n in sizes}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
@@ -245,7 +247,7 @@ def test_a_row_is_settled_where_vllm_says_so_and_in_that_step_alone() -> None:
     engine = Engine("checkpointing", DType.FP32, 0)
     engine.step([0], [4], [1], [True])
     _stage_one(engine)
-    assert engine.session._step(1).force_flush.tolist() == [False]
+    assert engine.session.rows.step(1).force_flush.tolist() == [False]
 
 
 def test_a_verify_that_was_never_committed_is_an_error_of_the_next_step() -> None:
@@ -267,7 +269,7 @@ def test_a_smaller_step_leaves_null_rows_behind_it() -> None:
     record(engine.session, 1, REQUESTS)
     engine.step([0, 1, 2], [4, 4, 4], [1, 1, 1], [False] * 3)
     _stage_one(engine)
-    padded = engine.session._step(3)
+    padded = engine.session.rows.step(3)
     assert padded.slots.tolist() == [1, 0, 0]
     assert padded.lens.tolist() == [1, 0, 0]
 
@@ -279,7 +281,7 @@ def test_the_report_counts_what_happened() -> None:
         [0], [4], [4], [False]
     )  # tokens 4..7: across the boundary at 5, and 3 + 4 records do not fit 6
     report = engine.session.report()
-    assert {k: report[k] for k in ("steps", *Session.COUNTERS)} == {
+    assert {k: report[k] for k in ("steps", *Rows.COUNTERS)} == {
         "steps": 2,
         "rows": 3,
         "tokens": 8,
@@ -290,5 +292,8 @@ def test_the_report_counts_what_happened() -> None:
 
 
 def _stage_one(engine: Engine, dummy: bool = False) -> None:
-    one = torch.ones(1, dtype=torch.int64)
-    engine.session.stage(Batch(rows=slice(1), requests=one - 1, lens=one, computed=one, dummy=dummy))
+    starts = torch.arange(2)
+    batch = Batch(
+        rows=slice(1), count=1, requests=starts[:1], starts=starts, ends=starts[1:] + 1, dummy=dummy
+    )
+    engine.session.stage(batch)

@@ -17,6 +17,7 @@ import torch
 
 from ssmspec.runtime.vllm import compat, hooks, refusals
 from ssmspec.runtime.vllm.config import KEY
+from ssmspec.runtime.vllm.rows import Rows
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 GROUP = "vllm.general_plugins"
@@ -109,7 +110,7 @@ def test_a_drafters_config_leaves_the_targets_choice_alone(front: Front) -> None
             config.model_config.hf_config.architectures,
             config.model_config.model_class_overrides,
         ) == chosen
-    assert front.checked == [target]
+    assert front.checked == [target, again]
 
 
 @pytest.fixture
@@ -142,9 +143,13 @@ def test_rows_and_lengths_are_vllms_whatever_the_draft_counts(state: ModuleType)
     metadata = {"layer": SimpleNamespace(spec_sequence_masks_cpu=mask)}
     found = ours._batch(batch, metadata)
     assert found.rows.tolist() == [0, 2, 3]
-    assert found.requests.tolist() == [6, 0, 3]
-    assert found.lens.tolist() == [4, 1, 2]
-    assert found.computed.tolist() == [16, 8, 10]
+    rows = Rows(8, 4, ours.device)
+    rows.bind([100 * torch.arange(8)[:, None] + torch.arange(4)], align=8)
+    rows.stage(found)
+    step = rows.step(3)
+    assert step.slots.tolist() == [7, 1, 4]
+    assert step.lens.tolist() == [4, 1, 2]
+    assert rows.pages[0, [7, 1, 4]].tolist() == [602, 1, 301]  # tokens 16..19, 8, and 10..11
     batch.idx_mapping = batch.idx_mapping[:3]
     with pytest.raises(IndexError):
-        ours._batch(batch, metadata)
+        rows.stage(ours._batch(batch, metadata))

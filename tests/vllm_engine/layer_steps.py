@@ -73,18 +73,22 @@ def engine_config(model: str, policy: str) -> Any:
 class Layer:
     """One layer with pages, its metadata builder, and, under a policy, the session beside it."""
 
-    def __init__(self, config: Any, policy: str, staged: bool, stock: Any) -> None:
+    def __init__(self, config: Any, policy: str, kind: str, stock: Any) -> None:
         from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 
         from ssmspec.runtime.vllm.layer import GatedDeltaNet
         from ssmspec.runtime.vllm.session import Session
 
+        staged, self.gated = kind != "ragged", kind == "gated"
         self.config, self.policy, self.staged = config, policy, staged
         make = stock.QwenGatedDeltaNetAttention if policy == "stock" else GatedDeltaNet
         torch.set_default_dtype(torch.bfloat16)
         layer = self.layer = make(config.model_config.hf_text_config, config, prefix="layers.0")
         torch.set_default_dtype(torch.float32)
         layer.device_type = "cuda"
+        if self.gated:  # as where vLLM's fused kernel is built; the norm is left out, the gate is 2
+            layer.gdn_decode_kernel, stock.supports_fused_mtp_decode = "cuda", lambda: True
+            layer._rms_norm_gated_cuda = lambda x, gate, out: out.copy_(x * gate)
         layer.A_log.data.uniform_(-4, -1)
         layer.dt_bias.data.uniform_(-2, 0)
         layer.conv1d.weight.data.normal_(0, 0.3)
@@ -146,18 +150,27 @@ class Layer:
         b, a = torch.randn(2, tokens, layer.num_v_heads).bfloat16()
         out = torch.zeros(tokens, layer.num_v_heads, layer.head_v_dim).bfloat16()
         with set_forward_context({"layers.0": metadata}, self.config, num_tokens=tokens):
-            layer._forward_core(inputs, b, a, out)
+            if self.gated:
+                layer._forward_core_fused_norm(inputs, b, a, out + 2, out)
+            else:
+                layer._forward_core(inputs, b, a, out)
         return out[: sum(lens)]
 
     def _stage(self, rows: list[int], lens: list[int], computed: list[int], batch: int) -> None:
-        from ssmspec.runtime.vllm.session import Batch
+        from ssmspec.runtime.vllm.rows import Batch
 
         if self.session:
-            numbers = [torch.tensor(x) for x in (rows, lens, computed)]
+            ends = [c + n for c, n in zip(computed, lens, strict=True)]
             self.session.stage(
-                Batch(rows=slice(len(rows)), requests=numbers[0], lens=numbers[1], computed=numbers[2])
+                Batch(
+                    rows=slice(len(rows)),
+                    count=len(rows),
+                    requests=torch.tensor(rows),
+                    starts=torch.tensor([0, *lens]).cumsum(0),
+                    ends=torch.tensor(ends),
+                )
             )
-            self.sent, self.session.staged = self.session.staged, SimpleNamespace(requests=range(batch))  # type: ignore[assignment]
+            self.sent, self.session.staged = self.session.staged, SimpleNamespace(count=batch)  # type: ignore[assignment]
 
     def accept(self, counts: list[int]) -> None:
         if self.session:
@@ -175,12 +188,12 @@ def main(folder: Path, policy: str, kind: str, steps: int) -> None:
         init_distributed_environment(1, 0, f"file://{folder}/{policy}.{kind}.store", 0, "gloo")
         initialize_model_parallel(1, 1)
         torch.manual_seed(0)
-        layer, rng = Layer(config, policy, kind == "staged", stock), random.Random(0)
+        layer, rng = Layer(config, policy, kind, stock), random.Random(0)
         computed, accepted, outs = [10] * REQUESTS, [1] * REQUESTS, []
         for step in range(steps):
             torch.manual_seed(step)
             rows = rng.sample(range(REQUESTS), rng.randint(1, REQUESTS))
-            lens = [T if kind == "staged" else rng.randint(1, T) for _ in rows]
+            lens = [rng.randint(1, T) if kind == "ragged" else T for _ in rows]
             outs.append(layer.step(rows, lens, [computed[r] for r in rows], [accepted[r] for r in rows]))
             counts = [rng.randint(1, n) for n in lens]
             layer.accept(counts)

@@ -8,10 +8,9 @@ from typing import Any
 from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
+from ssmspec.runtime.vllm.refusals import OURS, REPORT
 
-OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
 MODELS = "ssmspec.runtime.vllm.models"
-REPORT = "ssmspec.runtime.vllm.report.WorkerReport"
 
 
 def install() -> None:
@@ -84,13 +83,13 @@ def _requested(vllm_config: Any) -> config.ServeConfig:
 
 
 def _select(vllm_config: Any, serve: config.ServeConfig) -> None:
-    """Point this config, and no other in the process, at our model class; refuse what cannot be served."""
+    """Point this config, and no other in the process, at our model class; refuse what cannot be served.
+
+    Another config of the same model finds it chosen, and is checked all the same.
+    """
     model = vllm_config.model_config
-    architectures = model.hf_config.architectures
-    if architectures[0].startswith(OURS):
-        return
+    arch = model.hf_config.architectures[0].removeprefix(OURS)
     refusals.check(vllm_config, serve, compat.check())
-    arch = architectures[0]
     vllm_config.additional_config = {**vllm_config.additional_config, config.KEY: serve.to_dict()}
     model.model_class_overrides = {**model.model_class_overrides, OURS + arch: f"{MODELS}:{OURS}{arch}"}
     model.hf_config.architectures = [OURS + arch]

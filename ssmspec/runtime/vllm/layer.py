@@ -18,12 +18,12 @@ from ssmspec.runtime.vllm.session import Session
 class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
     """Takes the place of vLLM's layer inside our model classes; ``session`` is set when the pages are bound.
 
-    On CUDA vLLM's custom op calls ``_forward_core``; it may run under capture, so nothing here reads the device.
+    On CUDA vLLM's custom ops call ``_forward_core``, or for a batch of windows alone what takes its fused kernel, if it
+    would. They may run under capture, so nothing here reads the device.
     """
 
     def __init__(self, config: Any, vllm_config: Any, prefix: str = "", **options: Any) -> None:
         super().__init__(config, vllm_config, prefix, **options)
-        self.enable_fused_gdn_spec_decode = False  # its op would not call ``_forward_core``
         self.serve = resolve({}, vllm_config.additional_config, {})
         self.window: Window = self.serve.window(self.num_spec)
         self.session: Session | None = None
@@ -69,10 +69,8 @@ class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
 
     @cached_property
     def params(self) -> LayerParams:
-        """Once the weights are loaded; vLLM keeps dt_bias in the model's dtype."""
-        return LayerParams(
-            index=self.session_index, A_log=self.A_log.float(), dt_bias=self.dt_bias.detach().float()
-        )
+        """vLLM's own tensors, so that weights that are loaded anew are seen; dt_bias is in the model's dtype."""
+        return LayerParams(index=self.session_index, A_log=self.A_log.detach(), dt_bias=self.dt_bias.detach())
 
     @property
     def state(self) -> Tensor:
@@ -147,6 +145,20 @@ class GatedDeltaNet(compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
         with compat.metadata_replaced(context, self.prefix, alone):
             self._stock(mixed[rest], b[rest], a[rest], theirs)
         core_attn_out[rest] = theirs
+
+    def _forward_core_decode_spec_fused_norm(
+        self,
+        mixed_qkv: Tensor,
+        b: Tensor,
+        a: Tensor,
+        output_gate: Tensor,
+        core_attn_out: Tensor,
+        attn_metadata: Any,
+    ) -> None:
+        """As ``_forward_core``, without prompts; what goes out is normed and gated."""
+        n = attn_metadata.num_actual_tokens
+        outs = self._speculative(attn_metadata, mixed_qkv[:n], b[:n], a[:n])
+        self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
 
     def _stock(self, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
         if self.device_type == "cpu":

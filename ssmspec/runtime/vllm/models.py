@@ -3,9 +3,8 @@
 from typing import Any
 
 from ssmspec.runtime.vllm import compat, config
-from ssmspec.runtime.vllm.hooks import OURS
 from ssmspec.runtime.vllm.layer import GatedDeltaNet
-from ssmspec.runtime.vllm.refusals import SERVED
+from ssmspec.runtime.vllm.refusals import OURS, SERVED
 from ssmspec.runtime.vllm.state import ModelState
 
 

@@ -18,6 +18,8 @@ SERVED = (
 )
 METHODS = ("mtp", "ngram", "draft_model")
 ON_CUDA = ("mtp", "ngram")  # of these
+OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
+REPORT = "ssmspec.runtime.vllm.report.WorkerReport"  # our worker extension
 CONV_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -118,7 +120,7 @@ RULES = (
     Rule(
         "--worker-extension-cls",
         "parallel_config.worker_extension_cls",
-        _off,
+        lambda value: value in ("", REPORT),
         "none",
         "the counters are read through that class",
     ),
@@ -208,9 +210,9 @@ def check(
 ) -> None:
     """Raise Refused for the first thing in the engine's configuration that the policy does not work with.
 
-    ``checked``: the device that this version of vLLM was checked on.
+    ``checked``: the device that this version of vLLM was checked on. A config whose model was chosen before passes too.
     """
-    arch = vllm_config.model_config.hf_config.architectures[0]
+    arch = vllm_config.model_config.hf_config.architectures[0].removeprefix(OURS)
     if arch not in SERVED:
         raise Refused(
             f"--model of the architecture {arch} is not served with --ssm-policy {serve.policy};"

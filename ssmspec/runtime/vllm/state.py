@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.layer import GatedDeltaNet
-from ssmspec.runtime.vllm.session import Batch, Session
+from ssmspec.runtime.vllm.rows import Batch
+from ssmspec.runtime.vllm.session import Session
 
 
 class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
@@ -108,13 +109,13 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         n = len(chosen)
         # vLLM sorts windows to the front, where they are found without an index
         rows = slice(n) if bool(mask[:n].all()) else self._sent(chosen)
-        lens = input_batch.query_start_loc.diff()[rows]
         tails = input_batch.prefill_runs_as_decode_np
         return Batch(
             rows=rows,
-            requests=input_batch.idx_mapping[rows],
-            lens=lens,
-            computed=input_batch.seq_lens[rows] - lens,
+            count=n,
+            requests=input_batch.idx_mapping,
+            starts=input_batch.query_start_loc,
+            ends=input_batch.seq_lens,
             settle=None if tails is None else self._sent(torch.from_numpy(tails)[chosen]),
             dummy=self.dummy,
         )
