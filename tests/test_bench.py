@@ -59,18 +59,32 @@ def test_a_layer_pays_its_part_of_the_accept() -> None:
 def test_a_peer_that_is_not_there_is_absent_and_no_error(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     g = geometry("gdn", head_k=128, head_v=128)
-    t = peers.run(peer, g, W, 2, from_rate(0.6, 2), bandwidth=4e12)
-    assert (t.absent, t.refused, t.layer_us) == ("vllm is not installed", None, None)
-    assert "not kda" in str(peers.absent(peer, geometry("kda"), W))
+    t = peers.run(
+        peer, g, Window(max_len=1 if peer == peers.FLASH else 3), 2, from_rate(0.6, 0), bandwidth=4e12
+    )
+    assert "not installed" in str(t.absent)
+    assert (t.refused, t.layer_us) == (None, None)
+
+
+def test_a_peer_is_absent_where_it_cannot_do_the_same() -> None:
+    g = geometry("gdn", head_k=128, head_v=128)
+    assert "not kda" in str(peers.absent(peers.FUSED, geometry("kda"), W))
     assert "at most 8 tokens" in str(peers.absent(peers.FUSED, g, Window(max_len=9)))
+    assert "single tokens" in str(peers.absent(peers.FUSED, g, Window(max_len=1)))
+    assert "no draft can be rejected" in str(peers.absent(peers.FLASH, g, W))
+    assert "no kernel for mamba2" in str(peers.absent(peers.FLASH, geometry("mamba2"), W))
 
 
 @pytest.mark.gpu
 @pytest.mark.vllm
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("peer", peers.PEERS)
-def test_a_peer_computes_the_same_layer(peer: str) -> None:
-    g = geometry("gdn", head_k=128, head_v=128)
-    assert peers.disagreement(peer, g, W, from_rate(0.6, 2), seed=0) is None
+def test_a_peer_computes_the_same_layer(peer: str, gate: str, drafts: int) -> None:
+    g, w = geometry(gate, head_k=128, head_v=128), Window(max_len=drafts + 1)
+    if (why := peers.absent(peer, g, w)) is not None:
+        pytest.skip(why)
+    assert peers.disagreement(peer, g, w, from_rate(0.6, drafts), seed=0) is None
 
 
 def test_a_policy_that_does_not_care_for_ring_or_mode_is_timed_once() -> None:

@@ -1,0 +1,112 @@
+"""Layers of stock vLLM over a rig's inputs: its conv, its recurrence, its gated norm."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmspec.kernels.base import Tokens
+from ssmspec.measure.rig import Rig
+from ssmspec.pool import storage
+
+MAMBA = "vllm.model_executor.layers.mamba.ops"
+
+
+def found(module: str, name: str) -> Callable[..., Any]:
+    """By name at run time, since nothing here may depend on other engines."""
+    call: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return call
+
+
+class Stock:
+    """A state per token of a window; the one that the last step ended in is the next start."""
+
+    normed = False  # whether ``core`` returns outputs that are normed and gated
+    whole = True  # whether conv and norm are its own
+
+    def __init__(self, rig: Rig) -> None:
+        g, t = rig.g, rig.w.max_len
+        batch, device, ints = rig.step.slots.shape[0], rig.device, torch.int32
+        self.rig, self.g, self.t = rig, g, t
+        columns = (rig.step.slots[:, None] - 1) * t + 1 + torch.arange(t, device=device)
+        self.columns, self.slots = columns.int(), rig.step.slots.int()
+        self.accepted = torch.ones(batch, dtype=ints, device=device)
+        self.starts = torch.arange(0, batch * t + 1, t, dtype=ints, device=device)
+        states = (g.num_layers, batch * t + 1, g.num_v_heads, g.head_v, g.head_k)
+        self.states = torch.zeros(states, dtype=storage(g.state_dtype), device=device)
+        inputs = (g.num_layers, batch + 1, g.conv.history + t - 1, g.conv.channels)
+        self.inputs = torch.zeros(inputs, dtype=storage(g.act_dtype), device=device).mT  # vLLM's default
+        self.weights = [w.conv.contiguous() for w in rig.weights]
+        self.conv = found(f"{MAMBA}.causal_conv1d", "causal_conv1d_update")
+        self.setup()
+
+    def setup(self) -> None:
+        """Find the kernels."""
+        raise NotImplementedError
+
+    def core(self, layer: int, x: Tensor) -> Tensor:
+        """The recurrence over convolved tokens x [B * T, D] -> [B * T, HV, V] in any leading shape."""
+        raise NotImplementedError
+
+    def norm(self, layer: int, y: Tensor, z: Tensor) -> Tensor:
+        """y, z [B * T, HV, V] -> normed and gated."""
+        raise NotImplementedError
+
+    def stage(self, i: int) -> None:
+        """Start step ``i`` where step i - 1 was accepted."""
+        if i:
+            self.accepted.copy_(self.rig.accepted[(i - 1) % self.rig.steps])
+
+    def verify(self, i: int) -> list[Tensor]:
+        """Step ``i``'s outputs [B, T, HV, V], per layer."""
+        self.stage(i)
+        return [self._layer(layer) for layer in range(self.g.num_layers)]
+
+    def cycle(self) -> None:
+        """A step behind the last of a cycle starts as the first: all that differs is where it reads."""
+        for i in range(self.rig.steps):
+            self.verify(i)
+
+    def cores(self) -> None:
+        """A cycle without conv and norm."""
+        for i in range(self.rig.steps):
+            self.stage(i)
+            for layer, p in enumerate(self.rig.inputs):
+                self.core(layer, p.x.flatten(0, 1))
+
+    def _layer(self, layer: int) -> Tensor:
+        p = self.rig.inputs[layer]
+        x, windows = p.x.flatten(0, 1), {}
+        if self.t > 1:
+            windows = {
+                "num_accepted_tokens": self.accepted,
+                "query_start_loc": self.starts,
+                "max_query_len": self.t,
+            }
+        x = self.conv(
+            x,
+            self.inputs[layer],
+            self.weights[layer],
+            None,
+            "silu",
+            conv_state_indices=self.slots,
+            out=torch.empty_like(x),
+            **windows,
+        )
+        y = self.core(layer, x).view(p.z.shape).flatten(0, 1)
+        return (y if self.normed else self.norm(layer, y, p.z.flatten(0, 1))).view(p.z.shape)
+
+    def gates(self, layer: int) -> dict[str, Tensor]:
+        """A delta rule's, and its constants."""
+        p, params = self.rig.inputs[layer], self.rig.params[layer]
+        assert p.b is not None
+        own = {"a": p.a.flatten(0, 1), "b": p.b.flatten(0, 1)}
+        return own | {"A_log": params.A_log, "dt_bias": params.dt_bias}
+
+    def tokens(self, layer: int, x: Tensor) -> Tokens:
+        """Views of x [B * T, D] with a batch of one in front."""
+        p = self.rig.inputs[layer]
+        b = None if p.b is None else p.b.flatten(0, 1)[None]
+        return Tokens.unpack(self.g, x[None], p.a.flatten(0, 1)[None], b)
