@@ -38,6 +38,18 @@ def unbound() -> None:
     layer._verified(SimpleNamespace(), x, x, x)
 
 
+def reloaded() -> None:
+    """Weights are loaded anew into the tensors that are there."""
+    layer: Any = object.__new__(GatedDeltaNet)
+    a_log, bias = torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)
+    layer.__dict__.update(session_index=0, A_log=torch.nn.Parameter(a_log), dt_bias=torch.nn.Parameter(bias))
+    params = layer.params
+    layer.A_log.data.copy_(torch.ones(2))
+    layer.dt_bias.data.copy_(torch.ones(2))
+    if not (params.A_log.all() and params.dt_bias.all()):
+        raise RuntimeError("the policies still have the old weights")
+
+
 def stock_worker() -> None:
     worker: Any = WorkerReport()
     worker.model_runner = SimpleNamespace(model_state=SimpleNamespace())
@@ -63,6 +75,7 @@ if __name__ == "__main__":
         "readded, exact": error_of(lambda: readded("recover", False)),
         "followed": error_of(lambda: readded("checkpointing", True, finished=True)),
         "unbound": error_of(unbound),
+        "reloaded": error_of(reloaded),
         "stock worker": error_of(stock_worker),
         "replaced twice": error_of(replaced_twice),
     }

@@ -32,6 +32,10 @@ def test_a_layer_without_our_model_state_does_not_run(errors: dict[str, str]) ->
     assert "no session was bound to layers.0" in errors["unbound"]
 
 
+def test_weights_that_are_loaded_anew_reach_the_policies(errors: dict[str, str]) -> None:
+    assert errors["reloaded"] == ""
+
+
 def test_a_worker_that_runs_stock_says_so(errors: dict[str, str]) -> None:
     assert "not a policy" in errors["stock worker"]
 
