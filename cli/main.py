@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 import ssmspec
 
-from . import bench, compare, doctor, play, presets, serve_check, soak
+from . import bench, compare, doctor, play, presets, serve_check, soak, tune
 from .console import complain
 from .errors import sentence
 
@@ -65,6 +65,9 @@ app.command("serve-check", epilog="Example: ssmspec serve-check Qwen/Qwen3.5-4B 
     serve_check.serve_check
 )
 app.command("soak", epilog="Example: ssmspec soak --minutes 5 --seed 1")(soak.soak)
+app.command("tune", epilog="Example: ssmspec tune --model qwen3.5-4b --batch 1,32,256 -o nvidia-h200.json")(
+    tune.tune
+)
 
 
 def run() -> None:

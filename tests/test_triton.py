@@ -164,7 +164,7 @@ def test_the_tile_does_not_decide_the_bits(
 
     g = shape("gdn", store)
     want = lived("recover", g, steps=8)
-    own = triton_backend.window_tile(g, ROWS)
+    own = triton_backend.window_tile(g, 3, ROWS, False)
     tile = replace(own, lanes_k=lanes_k, lane_rows=lane_rows, warps=warps, registers=None)
     monkeypatch.setattr(triton_backend, "window_tile", lambda *_: tile)
     assert_same(want, lived("recover", g, steps=8), tile)

@@ -11,7 +11,9 @@ import triton
 from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
+from ssmspec.kernels import choices
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
+from ssmspec.kernels.choices import Kernel
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS, Inputs, Prepared, Records
 from ssmspec.kernels.hopper_norm import Gate
 from ssmspec.kernels.hopper_prepare import PrepareShape, prepare_window
@@ -68,9 +70,13 @@ class Cut:
     registers: int = MAX_REGISTERS
 
 
-def cut(g: Geometry, batch: int, replays: bool) -> Cut:
-    """Measured on an H200: fewer rows where there are not enough tiles for all multiprocessors; and without replay
-    the compiler meets fewer register bank conflicts under a slightly lower cap."""
+def cut(g: Geometry, tokens: int, batch: int, replays: bool) -> Cut:
+    """The table's; without one fewer rows where there are not enough tiles for all multiprocessors, and without replay
+    a slightly lower cap, under which the compiler meets fewer register bank conflicts."""
+    found = choices.here().launch(Kernel.HOPPER, g, tokens, batch, replays)
+    if found is not None:
+        assert found.rows is not None
+        return Cut(BV=found.rows, WARPS=found.warps, registers=found.registers or MAX_REGISTERS)
     return Cut(BV=64 if batch * g.num_v_heads > 32 else 32, registers=MAX_REGISTERS if replays else 122)
 
 
@@ -198,7 +204,7 @@ def shape_of(
     snapshots: Tensor | None,
 ) -> tuple[Cut, Shape]:
     """How a window is cut up, and what its kernel is compiled for."""
-    how = cut(g, x.v.shape[0], history is not None)
+    how = cut(g, x.v.shape[1], x.v.shape[0], history is not None)
     return how, Shape(
         H=g.num_k_heads,
         HV=g.num_v_heads,

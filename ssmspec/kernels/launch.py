@@ -3,12 +3,14 @@
 Any tile gives the same bits (kernels/triton_recurrence.py), so these numbers are about speed alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 from torch import Tensor
 
 from ssmspec.geometry import DType, Geometry
+from ssmspec.kernels import choices
+from ssmspec.kernels.choices import Kernel
 from ssmspec.kernels.triton_records import Shape
 
 
@@ -56,8 +58,11 @@ def _tile(g: Geometry, lanes_k: int, **rest: int) -> Tile:
     return tile
 
 
-def window_tile(g: Geometry, batch: int) -> Tile:
-    return _tile(g, lanes_k=8, registers=128)
+def window_tile(g: Geometry, tokens: int, batch: int, replays: bool) -> Tile:
+    found = choices.here().launch(Kernel.WINDOW, g, tokens, batch, replays)
+    if found is None:
+        return _tile(g, lanes_k=8, registers=128)
+    return replace(_tile(g, lanes_k=found.lanes or 8, warps=found.warps), registers=found.registers)
 
 
 def head_tile(g: Geometry) -> Tile:

@@ -88,7 +88,7 @@ class _Exact:
         rows, lens = column("rows", rows), column("lens", lens)
         past = Past() if history is None else Past(history.base, history.count, history.ends)
         records, record_steps = _records(layer) if snapshots is None else (Records(), Records())
-        heads, tile = head_tile(g), window_tile(g, batch)
+        heads, tile = head_tile(g), window_tile(g, t, batch, history is not None)
         p, made = layer.params, _scratch(g, x)
         blocks = triton.cdiv(g.num_k_heads, heads.lanes_v) + 1
         if g.arch is Arch.KDA:

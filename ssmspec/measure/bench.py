@@ -172,6 +172,19 @@ def run(
     )
 
 
+def core_us(
+    policy: str, g: Geometry, w: Window, batch: int, acceptance: Acceptance, *, seed: int = 0
+) -> float:
+    """Microseconds of a layer's part of the recurrence, its flushes with their share, on the current CUDA device."""
+    layers = layers_of(g, batch)
+    some = replace(g, num_layers=layers)
+    r = Rig(policy, some, w, batch, acceptance, steps=STEPS, seed=seed, device="cuda", backend="triton")
+    r.spread()
+    _cores(r)
+    core, accepts = (timed(graph(work), REPEATS) for work in (lambda: _cores(r), lambda: _accepts(r)))
+    return _less(core, accepts, STEPS * layers).median
+
+
 def _less(whole: Spread, part: Spread, times: int) -> Spread:
     return Spread(median=(whole.median - part.median) / times, iqr=whole.iqr / times)
 

@@ -1,0 +1,134 @@
+"""The fastest launches and ring lengths on this GPU, as a table of kernels/choices.py. Every candidate's bits are checked."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ssmspec.acceptance import Acceptance
+from ssmspec.geometry import MAX_RING, Geometry, Mode, Window
+from ssmspec.kernels import choices, hopper
+from ssmspec.kernels.choices import Kernel, Launch, RingChoice, ShapeClass, Table, Tuned
+from ssmspec.measure import bench
+
+GAIN = 0.98  # of the time by the kernels' own rule, at most: less is noise
+RINGS = (1, 1.5, 2, 3, 4)  # windows that a ring holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is tuned together: a layer's launches at one window length and batch size."""
+
+    geometry: Geometry
+    window: Window
+    batch: int
+    acceptance: Acceptance
+
+    @property
+    def kernel(self) -> Kernel:
+        if self.window.mode is Mode.FAST:
+            return Kernel.FAST
+        served = hopper.runs_here() and hopper.unsupported(self.geometry, self.window) is None
+        return Kernel.HOPPER if served else Kernel.WINDOW
+
+
+def launches(case: Case, kernel: Kernel) -> list[Launch]:
+    """What a kernel can be launched as; a number that does not divide V is left out."""
+    v = case.geometry.head_v
+    if kernel is Kernel.HOPPER:
+        return [Launch(warps=4, registers=n, rows=rows) for rows in (32, 64) for n in (122, 128)]
+    if kernel is Kernel.WINDOW:
+        return [Launch(warps=n, registers=128, lanes=lanes) for lanes in (4, 8, 16) for n in (1, 2, 4)]
+    each: tuple[int | None, ...] = (128, 168, None)
+    return [Launch(warps=n, registers=limit) for n in (2, 4) if v % (16 * n) == 0 for limit in each]
+
+
+def candidates(case: Case) -> list[Launch]:
+    return launches(case, case.kernel)
+
+
+def row(case: Case, launch: Launch) -> Tuned:
+    g = case.geometry
+    return Tuned(
+        kernel=case.kernel,
+        shape=ShapeClass.of(g),
+        replays=True,
+        window=case.window.max_len,
+        heads=case.batch * g.num_v_heads,
+        launch=launch,
+    )
+
+
+Measure = Callable[[Case, Table], float | None]
+Tell = Callable[[str], None]
+
+
+def core_us(case: Case, table: Table) -> float | None:
+    """Microseconds of a layer's recurrence with its flushes under a table; None where a launch fails its check."""
+    g, w = case.geometry, case.window
+    with choices.using(table):
+        policy = "checkpointing"
+        try:
+            if bench.disagreement(policy, g, w, case.acceptance, seed=0, device="cuda", backend="triton"):
+                return None
+            return bench.core_us(policy, g, w, case.batch, case.acceptance)
+        except (
+            RuntimeError,
+            ValueError,
+            AssertionError,
+        ):  # more than the device has, or a tile that does not divide
+            return None
+
+
+def launch_of(case: Case, device: str, tell: Tell, measure: Measure = core_us) -> Tuned | None:
+    """The fastest launch, where it is faster than the kernel's own rule; None where the rule is as good."""
+    own = measure(case, Table(device=device))
+    best: tuple[float, Tuned] | None = None
+    for launch in candidates(case):
+        tried = row(case, launch)
+        us = measure(case, Table(device=device, launches=(tried,)))
+        tell(f"{_name(case)}: {launch}: {'not possible' if us is None else f'{us:.1f} us'}")
+        if us is not None and (best is None or us < best[0]):
+            best = us, tried
+    if best is None or own is None or best[0] > GAIN * own:
+        return None
+    return best[1]
+
+
+def ring_of(case: Case, table: Table, tell: Tell, measure: Measure = core_us) -> RingChoice | None:
+    """The L that takes the least time; the shorter one of two that take the same, since records take memory."""
+    t, times = case.window.max_len, {}
+    for ring in sorted({min(int(t * n), MAX_RING - t) for n in RINGS} | {max(t, 16)}):
+        one = replace(case, window=replace(case.window, ring_len=ring))
+        if (us := measure(one, table)) is not None:
+            times[ring] = us
+            tell(f"{_name(case)}: L={ring}: {us:.1f} us")
+    if not times:
+        return None
+    good = min(ring for ring, us in times.items() if GAIN * us <= min(times.values()))
+    w = case.window
+    return RingChoice(mode=w.mode, shape=ShapeClass.of(case.geometry), window=w.max_len, ring=good)
+
+
+def run(cases: Sequence[Case], tell: Tell = lambda text: None, measure: Measure = core_us) -> Table:
+    """Launches first, then rings under them, at the largest batch of a window."""
+    device = torch.cuda.get_device_name()
+    launches = [found for case in cases if (found := launch_of(case, device, tell, measure)) is not None]
+    table = Table(device=device, launches=tuple(launches))
+    rings = (ring_of(case, table, tell, measure) for case in _largest(cases))
+    return replace(table, rings=tuple(found for found in rings if found is not None))
+
+
+def _largest(cases: Iterable[Case]) -> list[Case]:
+    """One case per geometry and window."""
+    largest: dict[tuple[Geometry, Window], Case] = {}
+    for case in cases:
+        key = case.geometry, case.window
+        if key not in largest or case.batch > largest[key].batch:
+            largest[key] = case
+    return list(largest.values())
+
+
+def _name(case: Case) -> str:
+    g, w = case.geometry, case.window
+    return f"{g.arch} {g.state_dtype} T={w.max_len} B={case.batch} {w.mode}"
