@@ -44,6 +44,10 @@ OPTIONS = {
         *("--minutes", "--events", "--seed", "--policy", "--backend", "--device", "--jobs"),
         *("-o", "--output"),
     },
+    "tune": {
+        *("--model", "--draft", "--mode", "--state-dtype", "--batch", "--acceptance", "--json"),
+        *("-o", "--out"),
+    },
 }
 
 
