@@ -20,7 +20,7 @@ from .options import Options, takes
 if TYPE_CHECKING:
     from ssmspec.measure.bench import Timing
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @takes(
@@ -62,7 +62,7 @@ def bench(ctx: typer.Context, o: Options) -> None:
                 )
             )
     if o.json:
-        rows = [asdict(t) | {"layer_us": t.layer_us, "share": t.share} for t in timings]
+        rows = [asdict(t) | {"layer_us": t.layer_us, "share": t.share, "model": o.model} for t in timings]
         record = {
             "schema": SCHEMA,
             "command": study.command(ctx, found.options),
@@ -100,10 +100,13 @@ def _table(timings: Sequence["Timing"]) -> Table:
     )
     for t in timings:
         head = (t.policy, t.mode, t.state_dtype, str(t.draft), str(t.ring), str(t.batch))
-        if t.layer_us is None or t.share is None or t.step_us is None or t.accept_us is None:
-            table.add_row(*head, f"absent: {t.absent}" if t.absent else f"not timed: {t.refused}")
-            continue
         core = "" if t.core_us is None else f"{t.core_us.median:.1f}"
+        if t.layer_us is None or t.share is None or t.step_us is None or t.accept_us is None:
+            why = (
+                f"absent: {t.absent}" if t.absent else f"not timed: {t.refused}" if t.refused else "core only"
+            )
+            table.add_row(*head, core or why, why if core else "")
+            continue
         times = (t.step_us.median, t.accept_us.median, t.layer_us)
         table.add_row(*head, core, *(f"{us:.1f}" for us in times), f"{t.share:.0%}")
     return table

@@ -36,7 +36,7 @@ def test_losing_cells_are_as_plain_as_winning_ones() -> None:
     assert "| recover | 100 (2.00x, 50 %) |" in text
     assert "| every-step | 400 (0.50x, 50 %) |" in text
     assert "| checkpointing, L=16, fast | 12.3 (16.21x, 50 %) |" in text
-    assert "| vLLM, conv, Triton kernel, norm | 300 (50 %) |" in text
+    assert "| vLLM, Triton kernels | 300 (50 %) |" in text
     assert text.index("fused op |") < text.index("| recover")
 
 
@@ -56,6 +56,23 @@ def test_columns_are_states_then_windows_and_batches_fall() -> None:
     ]  # fmt: skip
     text = tables([record(*rows)])
     assert text.index("| B=256, us | fp32 T=2 | fp32 T=8 | bf16 T=2 | bf16 T=8 |") < text.index("| B=1, us |")
+
+
+def test_the_recurrence_alone_has_a_table_of_its_own() -> None:
+    """With the layer's part of the accept; a peer's conv and norm do not count."""
+    cores = [
+        row(policy, us, model="kda-model", accepted=3.0, core_us={"median": core}, accept_us={"median": accept})
+        for policy, us, core, accept in (
+            ("vllm-triton", 900.0, 600.0, 0.0), ("flash-linear-attention", None, 500.0, 0.0), ("every-step", 450.0, 240.0, 10.0),
+        )
+    ]  # fmt: skip
+    cores.append(row("vllm-fused-op", None, model="kda-model", accepted=3.0, absent="it serves gdn", core_us=None))
+    text = tables([record(*cores)], core=True)
+    assert "| kda-model, B=256, us | fp32 T=4 (3) |" in text
+    assert "| every-step | 250 (2.00x) |" in text
+    assert "| vLLM, Triton kernels | 600 |" in text
+    assert "fused" not in text
+    assert "| flash-linear-attention | core only |" in tables([record(*cores)])
 
 
 def test_a_block_is_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:

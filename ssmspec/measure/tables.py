@@ -10,35 +10,45 @@ from typing import Any
 from ssmspec.layout import POLICY_NAMES
 
 Row = Mapping[str, Any]
-PEERS = {"vllm-fused-op": "vLLM, conv and fused op", "vllm-triton": "vLLM, conv, Triton kernel, norm"}
+PEERS = {
+    "vllm-fused-op": "vLLM, conv and fused op",
+    "vllm-triton": "vLLM, Triton kernels",
+    "flash-linear-attention": "flash-linear-attention",
+}
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-PAGE = re.compile(r"(<!-- bench: ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+WHOLE, CORE = "bench", "core"
+PAGE = re.compile(rf"(<!-- ({WHOLE}|{CORE}): ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rendered(page: str, root: Path) -> str:
-    """The page with every block between ``<!-- bench: FILES -->`` and ``<!-- end -->`` generated again.
+    """The page with every block between ``<!-- bench: FILES -->`` or ``<!-- core: FILES -->`` and ``<!-- end -->``
+    generated again: of whole layers, or of recurrences alone.
 
     Files are named from ``root``, with spaces between them; a file holds what one run printed, or a list of such.
     """
 
     def block(found: re.Match[str]) -> str:
-        read = [json.loads((root / name).read_text()) for name in found[2].split()]
+        read = [json.loads((root / name).read_text()) for name in found[3].split()]
         records = [record for one in read for record in (one if isinstance(one, list) else [one])]
-        return found[1] + tables(records) + found[3]
+        return found[1] + tables(records, core=found[2] == CORE) + found[4]
 
     return PAGE.sub(block, page)
 
 
-def tables(records: Sequence[Mapping[str, Any]]) -> str:
-    """One table per batch size, a row per policy and mode, a column per state dtype and window; what was refused last."""
+def tables(records: Sequence[Mapping[str, Any]], *, core: bool = False) -> str:
+    """One table per model and batch size, a row per policy and mode, a column per state dtype and window.
+
+    ``core``: of times without conv and norm, without the sources. What was refused comes last.
+    """
     rows = [row for record in records for row in record["timings"]]
-    batches = sorted({row["batch"] for row in rows}, reverse=True)
-    parts = [_sources(records), *(_table(batch, rows) for batch in batches)]
-    refused = [
-        f"- {_name(row)}, {_column(row)}, B={row['batch']}: {row['refused']}"
-        for row in rows
-        if row["refused"]
-    ]
+    groups = sorted({(row.get("model", ""), row["batch"]) for row in rows}, key=lambda key: (key[0], -key[1]))
+    parts = [] if core else [_sources(records)]
+    for model, batch in groups:
+        here = [row for row in rows if (row.get("model", ""), row["batch"]) == (model, batch)]
+        parts.append(_table(", ".join(filter(None, (model, f"B={batch}, us"))), here, core))
+    refused = [] if core else [
+        f"- {_name(row)}, {_column(row)}, B={row['batch']}: {row['refused']}" for row in rows if row["refused"]
+    ]  # fmt: skip
     return "\n".join(
         [*parts, *([f"Not timed, since a check failed:\n\n{chr(10).join(refused)}\n"] if refused else [])]
     )
@@ -64,12 +74,14 @@ def _name(row: Row) -> str:
 
 
 def _column(row: Row) -> str:
-    return f"{SHORT.get(row['state_dtype'], row['state_dtype'])} T={row['draft'] + 1}"
+    """With the mean of accepted tokens, where that was recorded."""
+    accepted = f" ({row['accepted']:.2g})" if "accepted" in row else ""
+    return f"{SHORT.get(row['state_dtype'], row['state_dtype'])} T={row['draft'] + 1}{accepted}"
 
 
-def _place(row: Row) -> tuple[int, int]:
+def _place(row: Row) -> tuple[int, int, float]:
     """fp32 first, then what is typed after it; windows rise."""
-    return [*SHORT, row["state_dtype"]].index(row["state_dtype"]), row["draft"]
+    return [*SHORT, row["state_dtype"]].index(row["state_dtype"]), row["draft"], row.get("accepted", 0)
 
 
 def _rank(row: Row) -> tuple[bool, int, int]:
@@ -78,33 +90,41 @@ def _rank(row: Row) -> tuple[bool, int, int]:
     return row["mode"] == "fast", order.index(row["policy"]), row["ring"]
 
 
-def _table(batch: int, rows: Sequence[Row]) -> str:
-    here = [row for row in rows if row["batch"] == batch]
-    columns = list(dict.fromkeys(map(_column, sorted(here, key=_place))))
-    cells = {(_name(row), _column(row)): row for row in here}
+def _table(title: str, rows: Sequence[Row], core: bool) -> str:
+    if core:
+        rows = [row for row in rows if _time(row, core) is not None]
+    columns = list(dict.fromkeys(map(_column, sorted(rows, key=_place))))
+    cells = {(_name(row), _column(row)): row for row in rows}
     best = {
-        column: min((t for name in PEERS.values() if (t := _time(cells.get((name, column))))), default=None)
+        column: min(
+            (t for name in PEERS.values() if (t := _time(cells.get((name, column)), core))), default=None
+        )
         for column in columns
     }
-    names = list(dict.fromkeys(map(_name, sorted(here, key=_rank))))
-    text = {(n, c): _cell(cells.get((n, c)), best[c]) for n, c in product(names, columns)}
-    lines = [f"| B={batch}, us | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    names = list(dict.fromkeys(map(_name, sorted(rows, key=_rank))))
+    text = {(n, c): _cell(cells.get((n, c)), best[c], core) for n, c in product(names, columns)}
+    lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {n} | {' | '.join(text[n, c] for c in columns)} |" for n in names]
     return "\n".join(lines) + "\n"
 
 
-def _time(row: Row | None) -> float | None:
-    return None if row is None else row["layer_us"]
+def _time(row: Row | None, core: bool) -> float | None:
+    if row is None:
+        return None
+    if not core:
+        us: float | None = row["layer_us"]
+        return us
+    return None if row["core_us"] is None else row["core_us"]["median"] + row["accept_us"]["median"]
 
 
-def _cell(row: Row | None, peer: float | None) -> str:
+def _cell(row: Row | None, peer: float | None, core: bool) -> str:
     """Microseconds; how many times faster than the fastest peer; share of the time a copy of the bytes would take."""
     if row is None:
         return ""
-    if row["layer_us"] is None:
-        return "absent" if row["absent"] else "refused"
-    us = row["layer_us"]
-    notes = [f"{row['share']:.0%}".replace("%", " %")]
+    us = _time(row, core)
+    if us is None:
+        return "absent" if row["absent"] else "refused" if row["refused"] else "core only"
+    notes = [] if core else [f"{row['share']:.0%}".replace("%", " %")]
     if peer is not None and row["policy"] not in PEERS:
         notes.insert(0, f"{peer / us:.2f}x")
-    return f"{us:.1f} ({', '.join(notes)})" if us < 20 else f"{us:.0f} ({', '.join(notes)})"
+    return f"{us:.1f}" * (us < 20) + f"{us:.0f}" * (us >= 20) + (f" ({', '.join(notes)})" if notes else "")
