@@ -84,10 +84,13 @@ def play(folder: Path, scenarios: Scenarios, run_script: Callable[..., str]) -> 
     """Play every scenario under its policies -> what came out, by scenario and policy."""
     model = engine_checkpoint.write(folder / "model")
     dense = engine_checkpoint.write(folder / "dense", "qwen3.5")
-    drafter = {"method": "draft_model", "model": str(engine_drafter.write(folder / "drafter"))}
+    drafters = {
+        "drafter": {"method": "draft_model", "model": str(engine_drafter.write(folder / "drafter"))},
+        "eagle": {"method": "eagle3", "model": str(engine_drafter.write_eagle(folder / "eagle"))},
+    }
     for name, (policies, waves, change) in scenarios.items():
-        if name == "drafter":
-            change = {**change, "speculative_config": SYNTHETIC | drafter}
+        if name in drafters:
+            change = {**change, "speculative_config": SYNTHETIC | drafters[name]}
         for policy in policies:
             mode = "fast" if name == "fast" else "exact"
             engine = _engine(dense if "qwen3.5" in name else model, policy, mode, change)

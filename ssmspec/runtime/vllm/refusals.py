@@ -16,7 +16,7 @@ SERVED = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-METHODS = ("mtp", "ngram", "draft_model")
+METHODS = ("mtp", "ngram", "draft_model", "eagle3")
 ON_CUDA = ("mtp", "ngram")  # of these
 OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
 REPORT = "ssmspec.runtime.vllm.report.WorkerReport"  # our worker extension
