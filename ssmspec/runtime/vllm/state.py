@@ -105,10 +105,10 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         mask = metadata[self.first_name].spec_sequence_masks_cpu
         if mask is None:
             return None
-        chosen = mask.nonzero()[:, 0]
-        n = len(chosen)
+        n = int(mask.sum())
         # vLLM sorts windows to the front, where they are found without an index
-        rows = slice(n) if bool(mask[:n].all()) else self._sent(chosen)
+        chosen = slice(n) if bool(mask[:n].all()) else mask.nonzero()[:, 0]
+        rows = chosen if isinstance(chosen, slice) else self._sent(chosen)
         tails = input_batch.prefill_runs_as_decode_np
         return Batch(
             rows=rows,
