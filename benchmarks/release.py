@@ -1,6 +1,7 @@
-"""The cells of a release's tables in one process, as JSON: python benchmarks/release.py GROUP [GROUP ..] > FILE
+"""The cells of a release's tables in one process: python benchmarks/release.py FILE GROUP [GROUP ..]
 
-What fails is printed to stderr and left out; the cells before it are kept.
+FILE is a list of records as `ssmspec bench --json` prints them, written after every group and at an interrupt. A cell
+that fails is printed to stderr and left out.
 """
 
 import json
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -80,7 +82,8 @@ def decode() -> Iterator[Cell]:
     """Windows of one token: standard decode."""
     for model in (GDN, KDA, MAMBA2):
         yield from steps(model, f"{peers.TRITON} {peers.FLASH} checkpointing", (1,))
-        yield from steps(model, "checkpointing", (1,), mode=Mode.FAST)
+        for ring in (16, 32):
+            yield from steps(model, "checkpointing", (1,), mode=Mode.FAST, ring=ring)
 
 
 def fewer() -> Iterator[Cell]:
@@ -122,17 +125,23 @@ def rows(cells: Iterator[Cell], bandwidth: float) -> Iterator[dict[str, object]]
         torch.cuda.empty_cache()
 
 
-def main(*names: str) -> None:
-    cells = (cell for name in names for cell in GROUPS[name]())
-    record = {
-        "schema": 3,
-        "command": f"python benchmarks/release.py {' '.join(names)}",
-        "device": torch.cuda.get_device_name(),
-        "vllm": environment.installed("vllm"),
-        "environment": asdict(environment.record()),
-        "timings": list(rows(cells, bench.copy_bandwidth())),
-    }
-    sys.stdout.write(json.dumps(record, indent=1) + "\n")
+def main(target: str, *names: str) -> None:
+    records: list[dict[str, object]] = []
+    for name in names:
+        timings: list[dict[str, object]] = []
+        record = {
+            "schema": 3,
+            "command": f"python benchmarks/release.py {target} {name}",
+            "device": torch.cuda.get_device_name(),
+            "vllm": environment.installed("vllm"),
+            "environment": asdict(environment.record()),
+            "timings": timings,
+        }
+        records.append(record)
+        try:
+            timings.extend(rows(GROUPS[name](), bench.copy_bandwidth()))
+        finally:  # an interrupt keeps what is there
+            Path(target).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

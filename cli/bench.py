@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
+from rich.table import Table as Grid
 
 from ssmspec.geometry import Mode, Window
 from ssmspec.measure.sweep import Case
@@ -18,6 +18,7 @@ from .errors import UsageError
 from .options import Options, takes
 
 if TYPE_CHECKING:
+    from ssmspec.kernels.choices import Table
     from ssmspec.measure.bench import Timing
 
 SCHEMA = 3
@@ -40,11 +41,12 @@ def bench(ctx: typer.Context, o: Options) -> None:
         raise UsageError("bench needs a CUDA device, and torch finds none; see `ssmspec doctor`")
     if importlib.util.find_spec("triton") is None:
         raise UsageError("bench needs the package triton: install ssmspec[triton]")
+    from ssmspec.kernels import choices
     from ssmspec.measure import bench as measure
     from ssmspec.measure import environment, peers
 
     found = parse.study(o, ())
-    runs, timings = _runs(found, peers.PEERS), []
+    runs, timings = _runs(found, peers.PEERS, choices.here()), []
     with progress("benchmarking") as tell:
         bandwidth = measure.copy_bandwidth()
         for number, (name, w, case) in enumerate(runs, 1):
@@ -78,8 +80,11 @@ def bench(ctx: typer.Context, o: Options) -> None:
         raise typer.Exit(1)
 
 
-def _runs(found: parse.Study, others: Sequence[str]) -> list[tuple[str, Window, Case]]:
-    """What is timed: a policy to which the ring's length or the mode makes no difference, once."""
+def _runs(found: parse.Study, others: Sequence[str], table: "Table") -> list[tuple[str, Window, Case]]:
+    """What is timed: a policy to which the ring's length or the mode makes no difference, once.
+
+    A ring whose length was not asked for has the table's for this GPU.
+    """
     runs: dict[tuple[object, ...], tuple[str, Window, Case]] = {}
     for case in found.cases:
         for name in (*others, *found.policies):
@@ -87,6 +92,8 @@ def _runs(found: parse.Study, others: Sequence[str]) -> list[tuple[str, Window, 
                 w = replace(
                     case.window, mode=mode if name in found.policies and name != "native" else Mode.EXACT
                 )
+                if found.options.ring is None:
+                    w = replace(w, ring_len=table.ring(case.model.geometry, w) or w.ring_len)
                 ring = w.ring_len if name == "checkpointing" else None
                 runs.setdefault(
                     (name, w.mode, ring, case.batch, w.max_len, case.model.geometry), (name, w, case)
@@ -94,8 +101,8 @@ def _runs(found: parse.Study, others: Sequence[str]) -> list[tuple[str, Window, 
     return list(runs.values())
 
 
-def _table(timings: Sequence["Timing"]) -> Table:
-    table = Table(
+def _table(timings: Sequence["Timing"]) -> Grid:
+    table = Grid(
         "policy", "mode", "state", "K", "L", "batch", "core us", "step us", "accept us", "layer us", "share"
     )
     for t in timings:

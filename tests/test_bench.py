@@ -6,6 +6,7 @@ from shapes import GATES, geometry
 
 from ssmspec.acceptance import from_rate
 from ssmspec.geometry import Mode, Window
+from ssmspec.kernels.choices import RingChoice, ShapeClass, Table
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure import bench, peers
 from ssmspec.measure.bench import Spread, Timing
@@ -93,10 +94,24 @@ def test_a_policy_that_does_not_care_for_ring_or_mode_is_timed_once() -> None:
     from ssmspec_cli.options import Options
 
     found = parse.study(Options(draft="3", ring="8,16", mode="exact,fast", state_dtype="fp32"), ())
-    runs = [(name, w.mode.value, w.ring_len) for name, w, _ in command._runs(found, ("peer",))]
+    runs = [
+        (name, w.mode.value, w.ring_len)
+        for name, w, _ in command._runs(found, ("peer",), Table(device="none"))
+    ]
     assert sorted(name for name, _, _ in runs) == sorted(
         ["peer", "native", *2 * ["recover"], *2 * ["every-step"], *4 * ["checkpointing"]]
     )
     assert {(mode, ring) for name, mode, ring in runs if name == "checkpointing"} == {
         ("exact", 8), ("exact", 16), ("fast", 8), ("fast", 16),
     }  # fmt: skip
+
+
+def test_a_ring_that_was_not_asked_for_is_the_tables() -> None:
+    from ssmspec_cli import bench as command
+    from ssmspec_cli import parse
+    from ssmspec_cli.options import Options
+
+    found = parse.study(Options(draft="1,3", policy="checkpointing", mode="exact", state_dtype="bf16"), ())
+    shape = ShapeClass.of(found.cases[0].model.geometry)
+    table = Table(device="a GPU", rings=(RingChoice(mode=Mode.EXACT, shape=shape, window=2, ring=4),))
+    assert [(w.max_len, w.ring_len) for _, w, _ in command._runs(found, (), table)] == [(2, 4), (4, 16)]
