@@ -38,13 +38,15 @@ class Cell:
     ring: int = 16
     mode: Mode = Mode.EXACT
     rate: float | None = None
+    fused: bool = True
 
     def timed(self, bandwidth: float) -> Timing:
         g = replace(presets.load(self.model).geometry, state_dtype=self.state)
         w = Window(max_len=self.tokens, ring_len=self.ring, mode=self.mode)
         accepted = acceptance.from_rate(self.rate or RATES[self.tokens], self.tokens - 1)
-        run = peers.run if self.policy in peers.PEERS else bench.run
-        return run(self.policy, g, w, self.batch, accepted, bandwidth=bandwidth)
+        if self.policy in peers.PEERS:
+            return peers.run(self.policy, g, w, self.batch, accepted, bandwidth=bandwidth)
+        return bench.run(self.policy, g, w, self.batch, accepted, bandwidth=bandwidth, fused=self.fused)
 
 
 def steps(
@@ -102,6 +104,12 @@ def smaller(batch: int) -> Iterator[Cell]:
         yield from steps(GDN, "recover", batch=batch)
 
 
+def pieces() -> Iterator[Cell]:
+    """Exact layers of GDN in a launch for every piece."""
+    for batch in (256, 1):
+        yield from steps(GDN, "every-step checkpointing", (4,), batch=batch, ring=8, fused=False)
+
+
 GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
     "gdn": partial(whole, GDN, 256),
     "kda": partial(whole, KDA, 256),
@@ -109,6 +117,7 @@ GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
     **{f"gdn-{batch}": partial(smaller, batch) for batch in (128, 32, 8, 1)},
     "decode": decode,
     "fewer": fewer,
+    "pieces": pieces,
 }
 
 

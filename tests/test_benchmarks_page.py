@@ -31,10 +31,11 @@ def record(*rows: dict[str, Any]) -> dict[str, Any]:
 def test_losing_cells_are_as_plain_as_winning_ones() -> None:
     text = tables([record(
         row("vllm-fused-op", 200.0), row("vllm-triton", 300.0), row("recover", 100.0), row("every-step", 400.0),
-        row("checkpointing", 12.34, mode="fast"),
+        row("checkpointing", 12.34, mode="fast"), row("every-step", 500.0, fused=False),
     )])  # fmt: skip
     assert "| recover | 100 (2.00x, 50 %) |" in text
     assert "| every-step | 400 (0.50x, 50 %) |" in text
+    assert "| every-step, in pieces | 500 (0.40x, 50 %) |" in text
     assert "| checkpointing, L=16, fast | 12.3 (16.21x, 50 %) |" in text
     assert "| vLLM, Triton kernels | 300 (50 %) |" in text
     assert text.index("fused op |") < text.index("| recover")
@@ -66,7 +67,9 @@ def test_the_recurrence_alone_has_a_table_of_its_own() -> None:
             ("vllm-triton", 900.0, 600.0, 0.0), ("flash-linear-attention", None, 500.0, 0.0), ("every-step", 450.0, 240.0, 10.0),
         )
     ]  # fmt: skip
-    cores.append(row("vllm-fused-op", None, model="kda-model", accepted=3.0, absent="it serves gdn", core_us=None))
+    cores.append(
+        row("vllm-fused-op", None, model="kda-model", accepted=3.0, absent="it serves gdn", core_us=None)
+    )
     text = tables([record(*cores)], core=True)
     assert "| kda-model, B=256, us | fp32 T=4 (3) |" in text
     assert "| every-step | 250 (2.00x) |" in text

@@ -52,6 +52,7 @@ class Timing:
     accepted: float  # mean tokens of a step
     refused: str | None = None  # why it was not timed
     absent: str | None = None  # why a peer cannot be timed here
+    fused: bool = True  # False: a launch for every piece of a layer
     layers: int = 0  # that were timed together
     step_us: Spread | None = None  # of one layer, on the device
     core_us: Spread | None = None  # of that, without conv and norm
@@ -128,6 +129,7 @@ def run(
     bandwidth: float,
     seed: int = 0,
     backend: str = "triton",
+    fused: bool = True,
 ) -> Timing:
     """Check the bits, then time. Needs a CUDA device."""
     layers = layers_of(g, batch)
@@ -139,6 +141,7 @@ def run(
         ring=w.limit,
         batch=batch,
         accepted=acceptance.mean,
+        fused=fused,
         layers=layers,
         bytes=traffic.of(policy, g, w, acceptance).total * batch,
         bandwidth=bandwidth,
@@ -149,7 +152,10 @@ def run(
 
     def rig(layers: int) -> Rig:
         some = replace(g, num_layers=layers)
-        return Rig(policy, some, w, batch, acceptance, steps=STEPS, seed=seed, device="cuda", backend=backend)
+        return Rig(
+            policy, some, w, batch, acceptance,
+            steps=STEPS, seed=seed, device="cuda", backend=backend, fused=fused,
+        )  # fmt: skip
 
     r = rig(layers)
     r.spread()

@@ -70,7 +70,8 @@ def _name(row: Row) -> str:
     if row["policy"] in PEERS:
         return PEERS[row["policy"]]
     ring = f", L={row['ring']}" if row["policy"] == "checkpointing" else ""
-    return str(row["policy"]) + ring + (", fast" if row["mode"] == "fast" else "")
+    pieces = "" if row.get("fused", True) else ", in pieces"
+    return str(row["policy"]) + ring + (", fast" if row["mode"] == "fast" else "") + pieces
 
 
 def _column(row: Row) -> str:
