@@ -165,12 +165,9 @@ class Machine:
             "exp": lambda x: Value(x.data.exp()),
             "log": lambda x: Value(x.data.log()),
             "rsqrt": lambda x: Value(x.data.rsqrt()),
-            "div_rn": lambda a, b: a / b,
             "static_range": range,
             "allocate_shared_memory": self._allocate,
-            "inline_asm_elementwise": lambda *a, **k: (
-                Value(a[2][0].data.bfloat16().float()) if a[2] else None
-            ),
+            "inline_asm_elementwise": lambda *a, **k: Value(a[2][0].data.bfloat16().float()),
         }
         return types.SimpleNamespace(**names)
 
@@ -199,9 +196,6 @@ class Kernel:
         self.functions: dict[str, Any] = {}
         gl = self.machine.language()
         shared = {"gl": gl, "async_load": self.machine.async_load, "barrier": lambda: None}
-        shared["libdevice"] = types.SimpleNamespace(
-            exp=gl.exp, fast_expf=gl.exp, fast_dividef=lambda a, b: a / b
-        )
         shared["async_copy"] = types.SimpleNamespace(
             commit_group=lambda: None, wait_group=self.machine.wait_group
         )

@@ -17,15 +17,7 @@ from ssmspec.step import Step
 
 pytest.importorskip("triton.experimental.gluon")
 
-from ssmspec.kernels import (
-    hopper,
-    hopper_fetch,
-    hopper_norm,
-    hopper_prepare,
-    hopper_tile,
-    hopper_verify,
-    selftest,
-)
+from ssmspec.kernels import hopper, hopper_fetch, hopper_prepare, hopper_tile, hopper_verify, selftest
 from ssmspec.kernels.hopper_tile import Order
 
 Make = pytest.MonkeyPatch
@@ -79,7 +71,7 @@ def clone(layer: Layer) -> Layer:
 
 @pytest.fixture
 def on_cpu(monkeypatch: Make) -> None:
-    modules = [hopper_tile, hopper_fetch, hopper_norm, hopper_verify, hopper_prepare]
+    modules = [hopper_tile, hopper_fetch, hopper_verify, hopper_prepare]
     for name in ("verify_window", "prepare_window"):
         monkeypatch.setattr(hopper, name, gluon_on_cpu.Kernel(getattr(hopper, name), modules))
     monkeypatch.setattr(hopper, "_resident", lambda *_: 3)  # programs: each meets several tiles

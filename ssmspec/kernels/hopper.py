@@ -15,7 +15,6 @@ from ssmspec.kernels import choices
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS, Inputs, Prepared, Records
-from ssmspec.kernels.hopper_norm import Gate
 from ssmspec.kernels.hopper_prepare import PrepareShape, prepare_window
 from ssmspec.kernels.hopper_tile import Order, Shape, power_of_2
 from ssmspec.kernels.hopper_verify import verify_window
@@ -151,11 +150,8 @@ class Call:
             enable_fp_fusion=False,
         )
 
-    def verify(
-        self, shape: Shape, registers: int, programs: dict[Shape, int], gate: Gate | None = None
-    ) -> None:
-        """With a gate if the shape says NORM."""
-        heads = self.out.shape[0] * shape.HV
+    def verify(self, shape: Shape, registers: int, programs: dict[Shape, int]) -> None:
+        tiles = self.out.shape[0] * shape.HV * shape.BLOCKS
         arguments = (
             self.state,
             self.state.stride(0),
@@ -165,22 +161,15 @@ class Call:
             self.strides,
             self.prepared,
             self.snapshots,
-            gate,
             self.out,
-            heads * shape.BLOCKS,
+            tiles,
             shape,
         )
-        options = {
-            "num_warps": shape.WARPS,
-            "maxnreg": registers,
-            "enable_fp_fusion": False,
-            "launch_pdl": True,
-        }
+        options = {"num_warps": shape.WARPS, "maxnreg": registers, "enable_fp_fusion": False}
         if shape not in programs:
             kernel = verify_window.warmup(*arguments, grid=(1,), **options)
             programs[shape] = _resident(kernel.metadata.shared, shape.WARPS, self.out.device)
-        units = heads if shape.NORM else heads * shape.BLOCKS
-        verify_window[(min(units, programs[shape]),)](*arguments, **options)
+        verify_window[(min(tiles, programs[shape]),)](*arguments, **options)
 
 
 def _in_pieces(x: Tensor) -> Tensor:

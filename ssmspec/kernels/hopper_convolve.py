@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.extra import libdevice
 
 from ssmspec.kernels.hopper_prepare import EPS, _cursors, _gates, _pack
-from ssmspec.kernels.hopper_tile import begin_behind, power_of_2, revision
+from ssmspec.kernels.hopper_tile import power_of_2, revision
 
 REVISION = revision(__file__)
 
@@ -172,7 +172,6 @@ def convolve_window(
     c: gl.constexpr,
 ):  # fmt: skip
     """Grid (BLOCKS + T, B). Writes what conv_triton.convolve and prepare_window write."""
-    begin_behind()
     b = gl.program_id(1).to(gl.int64)
     slot, n, base, count = _cursors(slots, lens, history, b, c)
     p_factors = prepared.factors + b * (c.HV * 4 * c.WINDOW)

@@ -1,29 +1,27 @@
 """A layer's step with the conv and ``prepare_window`` in one launch, where the Hopper kernels serve."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 import torch
 from torch import Tensor
 
 from ssmspec.geometry import Geometry, Window
-from ssmspec.kernels import hopper, hopper_norm, selftest
+from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.conv_triton import ConvRing
 from ssmspec.kernels.hopper import Call
 from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
 from ssmspec.kernels.hopper_tile import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
-from ssmspec.kernels.norm import Gate, GatedNorm
 from ssmspec.step import Step
 
 FEW = 8  # rows, up to which a program serves two heads instead of eight
-MANY_HEADS = 1024  # about two for each program that runs at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unconvolved(Tokens):
-    """Tokens whose q, k and v are room for what the conv makes of ``x``; the outputs are normed and gated."""
+    """Tokens whose q, k and v are room for what the conv makes of ``x``."""
 
     ring: ConvRing
     index: int  # of the layer in the ring
@@ -32,10 +30,6 @@ class Unconvolved(Tokens):
     x: Tensor  # [B, T, D]
     taps: Tensor  # [W, D]
     bias: Tensor | None
-    norm: GatedNorm
-    z: Tensor  # [B, T, HV, V]
-    weight: Tensor  # [V], the norm's
-    step: Step
 
 
 def serves(g: Geometry, w: Window) -> bool:
@@ -55,9 +49,8 @@ class FusedStep(LayerStep):
         tokens = Unconvolved(
             q=t.q, k=t.k, v=t.v, a=t.a, b=t.b,
             ring=conv, index=layer, slots=step.slots, packed=room, x=p.x, taps=taps, bias=w.conv_bias,
-            norm=self.norm, z=p.z, weight=w.norm, step=step,
         )  # fmt: skip
-        return self.verify(layer, step, tokens)
+        return self.norm(self.verify(layer, step, tokens), p.z, w.norm, step)
 
 
 def _aligned(*tensors: Tensor) -> bool:
@@ -92,22 +85,10 @@ class FusedVerify:
             return self.inner(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
         how, shape = hopper.shape_of(self.g, self.w, self.order, layer, x, history, snapshots)
         call = Call.of(layer, x, shape.WINDOW, history, snapshots)
-        if not len(rows):
-            return call.out
-        _convolve(call, layer, x, rows.contiguous(), lens.contiguous(), shape)
-        if not _norms_too(x, shape):
+        if len(rows):
+            _convolve(call, layer, x, rows.contiguous(), lens.contiguous(), shape)
             call.verify(shape, how.registers, self.programs)
-            return x.norm(call.out, x.z, x.weight, x.step)
-        shape = replace(shape, NORM=True, SIGMOID=x.norm.gate is not Gate.SILU, EPS=x.norm.eps)
-        gate = hopper_norm.Gate(x.z, x.z.stride(0), x.z.stride(1), x.z.stride(2), x.weight)
-        call.verify(shape, how.registers, self.programs, gate)
         return call.out
-
-
-def _norms_too(x: Unconvolved, shape: Shape) -> bool:
-    """Whether verify norms as well: a program then has whole heads, and there have to be many for all to be busy."""
-    batch, fits = len(x.slots), x.norm.group == shape.V and not x.norm.gate_first
-    return fits and batch * shape.HV >= MANY_HEADS and x.weight.numel() == shape.V and _aligned(x.z)
 
 
 def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Tensor, shape: Shape) -> None:

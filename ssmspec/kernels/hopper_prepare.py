@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, ROW, SLOT
-from ssmspec.kernels.hopper_tile import begin_behind, bits, power_of_2, revision
+from ssmspec.kernels.hopper_tile import bits, power_of_2, revision
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
 
@@ -144,7 +144,6 @@ def prepare_window(
     c: gl.constexpr,
 ):
     """Grid (B * T, H / HEADS). Writes ``prepared``, and k, 1/norm and decay of the window's records."""
-    begin_behind()
     b = (gl.program_id(0) // c.T).to(gl.int64)
     t = gl.program_id(0) % c.T
     slot, n, base, count = _cursors(slots, lens, history, b, c)

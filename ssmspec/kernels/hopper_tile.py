@@ -63,9 +63,6 @@ class Shape:
     HISTORY: int = 0  # most committed records, a power of 2; 0: there is no history
     ENDS: bool = False  # round at the recorded ends of accepted steps
     SNAPSHOTS: bool = False
-    NORM: bool = False  # outputs are normed and gated, a head at a time
-    SIGMOID: bool = False  # the gate; else silu
-    EPS: float = 0.0  # of the norm
     CHUNK: int  # neighbouring keys of a thread: 16 bytes of state, as plain Triton has it
     ORDER: Order
     BV: int = 64
@@ -163,11 +160,6 @@ class Shape:
             [self.BV],
         )
 
-    @property
-    def HEAD(self) -> gl.BlockedLayout:
-        """[WINDOW, V]: a thread has 8 values of a token, 16 bytes of bf16."""
-        return gl.BlockedLayout([1, 8], [32 // (self.V // 8), self.V // 8], [self.WARPS, 1], [1, 0])
-
     def lines(self, width: int, itemsize: int) -> gl.BlockedLayout:
         """[rows, width] in pieces of 16 bytes, whole rows next to each other."""
         piece = 16 // itemsize
@@ -194,20 +186,6 @@ else:
     def view(memory, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
         """Shared memory in another shape."""
         return memory._reinterpret(memory.dtype, SHAPE, LAYOUT)
-
-
-@gluon.jit
-def begin_behind():
-    """Under a dependent launch a program starts while the kernel in front still runs, and may start the one behind:
-    wait for all that the kernel in front stores. Nothing may be read or written before."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @gluon.jit

@@ -31,8 +31,7 @@ from ssmspec.kernels.hopper_fetch import (
     slot_of,
     state_at,
 )
-from ssmspec.kernels.hopper_norm import norm_and_gate
-from ssmspec.kernels.hopper_tile import async_load, barrier, begin_behind, dims, dot, rows_of_tile, view
+from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, rows_of_tile, view
 
 
 @gluon.jit
@@ -129,16 +128,6 @@ def _token(h, s, t, buffer, first, c: gl.constexpr):
 
 
 @gluon.jit
-def _following(tile, c: gl.constexpr):
-    """The tile that a program takes next. Where heads are normed it has all tiles of a head, one after another."""
-    programs = gl.num_programs(0)
-    if c.NORM:
-        return gl.where(tile % c.BLOCKS == c.BLOCKS - 1, tile + ((programs - 1) * c.BLOCKS + 1), tile + 1)
-    else:
-        return tile + programs
-
-
-@gluon.jit
 def verify_window(
     state,
     state_stride,
@@ -148,14 +137,12 @@ def verify_window(
     strides,
     prepared,
     snapshots,
-    gate,
     out,
     num_tiles,
     c: gl.constexpr,
 ):
     """Grid: any number of programs. Reads state, tokens and committed records; writes ``out``, and as the shape says
     the flushed state, snapshots, or c of the window's records. A tile is loaded before any of it is stored."""
-    begin_behind()
     DTYPE: gl.constexpr = state.dtype.element_ty
     TILE: gl.constexpr = c.TILE
     LINES: gl.constexpr = c.lines(c.K, 16 // c.CHUNK)
@@ -164,10 +151,10 @@ def verify_window(
     if c.HISTORY:
         past = allocate_past(records, c)
     v = gl.arange(0, c.BV, layout=c.spread(c.TURNS))
-    tile = gl.program_id(0) * (c.BLOCKS if c.NORM else 1)
-    after = _following(tile, c)
+    tile = gl.program_id(0)
+    step = gl.num_programs(0)
     row, ends = read_row(prepared.rows, tile, num_tiles, c)
-    fetch_row(s, prepared.rows, after, num_tiles, c)
+    fetch_row(s, prepared.rows, tile + step, num_tiles, c)
     if field(row, LEN) > 0:
         _, hv, first = place(tile, c)
         async_load(s.state, state_at(state, state_stride, row >> ROW, hv, first, LINES, c))
@@ -181,21 +168,21 @@ def verify_window(
         async_copy.wait_group(0)
         h = s.state.load(TILE).to(gl.float32)
         _normalise(s, past, buffer, c)
-        next_row, next_ends = fetched_row(s, after, num_tiles, c)
-        fetch_row(s, prepared.rows, _following(after, c), num_tiles, c)
+        next_row, next_ends = fetched_row(s, tile + step, num_tiles, c)
+        fetch_row(s, prepared.rows, tile + 2 * step, num_tiles, c)
         if field(next_row, LEN) > 0:
-            _, hv, first = place(after, c)
+            _, hv, first = place(tile + step, c)
             async_load(s.state, state_at(state, state_stride, next_row >> ROW, hv, first, LINES, c))
-            fetch_window(s, 1 - buffer, x, strides, prepared.factors, next_row, after, c)
+            fetch_window(s, 1 - buffer, x, strides, prepared.factors, next_row, tile + step, c)
             if c.HISTORY:
-                fetch_keys(past, records, record_strides, next_row, after, c)
+                fetch_keys(past, records, record_strides, next_row, tile + step, c)
         b, hv, first = place(tile, c)
         count = field(row, COUNT)
         if c.HISTORY:
             barrier()
             h = _replay(h, past, count, ends, DTYPE, c)
             if field(next_row, LEN) > 0:
-                fetch_updates(past, records, record_strides, next_row, after, c)
+                fetch_updates(past, records, record_strides, next_row, tile + step, c)
             if (field(row, FLUSH) & 1) != 0:
                 h = _rounded(h, DTYPE)
                 gl.store(state_at(state, state_stride, row >> ROW, hv, first, TILE, c), h.to(DTYPE))
@@ -215,10 +202,6 @@ def verify_window(
                 gl.store(p_c, u.to(records.c.dtype.element_ty))
         for t in range(field(row, LEN), c.T):
             gl.store(p_out + t * (c.HV * c.V), gl.full([c.BV], 0, out.dtype.element_ty, v.type.layout))
-        if c.NORM:
-            if first == c.V - c.BV:
-                barrier()
-                norm_and_gate(out, gate, b, hv, field(row, LEN), c)
         buffer = 1 - buffer
-        tile, after = after, _following(after, c)
+        tile += step
         row, ends = next_row, next_ends

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ssmspec.kernels.launch import power
 from ssmspec.kernels.norm import Gate, GatedNorm
@@ -40,20 +39,8 @@ def _gate(z, c: tl.constexpr):
 
 
 @triton.jit
-def _sum(x, c: tl.constexpr):
-    """x [GROUPS, PG] -> [GROUPS], neighbours first: an order that another kernel can have too."""
-    for i in tl.static_range(1, 16):
-        if c.PG >> i > 0:
-            x = tl.sum(tl.reshape(x, (c.GROUPS, c.PG >> i, 2)), 2)
-    return tl.reshape(x, (c.GROUPS,))
-
-
-@triton.jit
 def norm_and_gate(y, z, z_row, z_token, z_head, weight, slots, lens, out, T, c: tl.constexpr):
     """GROUPS groups of one token. A program reads its tile before it writes, so ``out`` may be ``y``."""
-    if c.COMPILED:
-        gdc_launch_dependents()
-        gdc_wait()
     b, t = tl.program_id(2).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, c.PG)[None, :]
     value = (tl.program_id(0) * c.GROUPS + tl.arange(0, c.GROUPS)[:, None]) * c.GROUP + i
@@ -66,7 +53,7 @@ def norm_and_gate(y, z, z_row, z_token, z_head, weight, slots, lens, out, T, c: 
     w = tl.load(weight + (i if c.SHARED else value), mask=inside, other=0.0).to(tl.float32)
     if c.GATE_FIRST:
         x = x * g
-    x = x * tl.rsqrt(_sum(x * x, c) / c.GROUP + c.EPS)[:, None] * w
+    x = x * tl.rsqrt(tl.sum(x * x, 1) / c.GROUP + c.EPS)[:, None] * w
     if not c.GATE_FIRST:
         x = x * g
     tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
@@ -100,6 +87,6 @@ class TritonNorm(GatedNorm):
             grid = (triton.cdiv(hv * v, self.group * c.GROUPS), t, batch)
             norm_and_gate[grid](
                 y, z, *z.stride()[:3], weight, step.slots, step.lens, y, t, c,
-                num_warps=WARPS, enable_fp_fusion=False, launch_pdl=c.COMPILED,
+                num_warps=WARPS, enable_fp_fusion=False,
             )  # fmt: skip
         return y
