@@ -16,13 +16,14 @@ PEERS = {
     "flash-linear-attention": "flash-linear-attention",
 }
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-WHOLE, CORE = "bench", "core"
-PAGE = re.compile(rf"(<!-- ({WHOLE}|{CORE}): ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+WHOLE, CORE, COUNTERS = "bench", "core", "counters"
+PAGE = re.compile(rf"(<!-- ({WHOLE}|{CORE}|{COUNTERS}): ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+LEAST = 0.02  # of a layer's time: what takes less has no row
 
 
 def rendered(page: str, root: Path) -> str:
-    """The page with every block between ``<!-- bench: FILES -->`` or ``<!-- core: FILES -->`` and ``<!-- end -->``
-    generated again: of whole layers, or of recurrences alone.
+    """The page with every block between ``<!-- bench: FILES -->`` and ``<!-- end -->`` generated again: whole layers;
+    with ``core:`` recurrences alone, with ``counters:`` what a profiler counted.
 
     Files are named from ``root``, with spaces between them; a file holds what one run printed, or a list of such.
     """
@@ -30,7 +31,8 @@ def rendered(page: str, root: Path) -> str:
     def block(found: re.Match[str]) -> str:
         read = [json.loads((root / name).read_text()) for name in found[3].split()]
         records = [record for one in read for record in (one if isinstance(one, list) else [one])]
-        return found[1] + tables(records, core=found[2] == CORE) + found[4]
+        text = counters(records) if found[2] == COUNTERS else tables(records, core=found[2] == CORE)
+        return found[1] + text + found[4]
 
     return PAGE.sub(block, page)
 
@@ -52,6 +54,27 @@ def tables(records: Sequence[Mapping[str, Any]], *, core: bool = False) -> str:
     return "\n".join(
         [*parts, *([f"Not timed, since a check failed:\n\n{chr(10).join(refused)}\n"] if refused else [])]
     )
+
+
+def counters(records: Sequence[Mapping[str, Any]]) -> str:
+    """A row per run with its bytes, and a row per kernel of it: its time, and its shares of what the GPU could do."""
+    lines = [
+        "| of a layer and step | us | DRAM busy | issue slots | MB counted | MB predicted |",
+        "|---" * 6 + "|",
+    ]
+    for record in records:
+        times = record["layers"] * record["steps"]
+        measured, predicted = (record[f"{name}_bytes"] / times / 1e6 for name in ("measured", "predicted"))
+        off = f"{measured / predicted - 1:+.1%}".replace("%", " %")
+        what = f"{record['model']}, {_name(record)}, {_column(record)}, B={record['batch']}"
+        lines.append(f"| {what} | | | | {measured:.0f} ({off}) | {predicted:.0f} |")
+        all_ns = sum(k["ns"] for k in record["kernels"].values())
+        for name, k in record["kernels"].items():
+            if k["ns"] > LEAST * all_ns:
+                mb = (k["read_bytes"] + k["write_bytes"]) / times / 1e6
+                us = k["ns"] / times / 1e3
+                lines.append(f"| `{name}` | {us:.0f} | {k['dram']:.0f} % | {k['issue']:.0f} % | {mb:.0f} | |")
+    return "\n".join(lines) + "\n"
 
 
 def _sources(records: Sequence[Mapping[str, Any]]) -> str:
