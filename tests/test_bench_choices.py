@@ -1,7 +1,6 @@
 """The table decides speed alone; it is read as it was written, and measured as it says."""
 
 import json
-import os
 from dataclasses import replace
 
 import pytest
@@ -13,14 +12,14 @@ from ssmspec.acceptance import from_rate
 from ssmspec.geometry import Arch, DType, Mode, Window
 from ssmspec.kernels import choices
 from ssmspec.kernels.choices import Kernel, Launch, RingChoice, ShapeClass, Table, Tuned
+
+pytest.importorskip("triton")
+
+from ssmspec.kernels.launch import window_tile
 from ssmspec.measure import tune
 from ssmspec.measure.tune import Case
 
 G = geometry("gdn", head_k=128, head_v=128, num_v_heads=4)
-runs_triton = pytest.mark.skipif(
-    not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a CUDA device, or TRITON_INTERPRET=1",
-)
 
 
 def row(window: int, heads: int, warps: int) -> Tuned:
@@ -96,33 +95,31 @@ def test_every_committed_table_is_its_devices_and_of_kernels_that_read_it() -> N
             assert tuned.launch in tune.launches(case, tuned.kernel)
 
 
-@runs_triton
+class Asked(Table):
+    """A table that answers with one launch, and says for which kernels it was asked."""
+
+    def launch(self, kernel: Kernel, *key: object) -> Launch | None:  # type: ignore[override]
+        asked.add(kernel)
+        return self.launches[0].launch
+
+
+asked: set[Kernel] = set()
+
+
+@pytest.mark.interpreter
+@pytest.mark.gpu
 @pytest.mark.parametrize("gate", ["gdn", "kda", "mamba2"])
-def test_bits_do_not_depend_on_the_table(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ssmspec.kernels import launch, triton_backend
-
+def test_bits_do_not_depend_on_the_table(gate: str) -> None:
+    """Two warps instead of one have other rows each; the Hopper kernels (on a GPU) tiles of other heights."""
     g = shape(gate, "bf16")
-    tiles = set()
-    own = launch.window_tile
-
-    def seen(*key: object) -> object:
-        tile = own(*key)  # type: ignore[arg-type]
-        tiles.add(tile)
-        return tile
-
-    monkeypatch.setattr(triton_backend, "window_tile", seen)
-    lives = []
-    for warps in (1, 2):
-        rows = tuple(
-            Tuned(
-                kernel=Kernel.WINDOW, shape=ShapeClass.of(g), replays=replays, window=16, heads=1,
-                launch=Launch(warps=warps, registers=None, lanes=launch.window_tile(g, 1, 1, False).lanes_k),
-            )
-            for replays in (False, True)
-        )  # fmt: skip
-        with choices.using(Table(device="here", launches=rows)):
+    lives, lanes = [], window_tile(g, 1, 1, False).lanes_k
+    hopper = ON_GPU and gate == "gdn"
+    for n in (1, 2):
+        launch = Launch(warps=4 if hopper else n, registers=128, rows=32 * n, lanes=lanes)
+        asked.clear()
+        with choices.using(Asked(device="here", launches=(replace(row(4, 8, 1), launch=launch),))):
             lives.append(lived("checkpointing", g))
-    assert {tile.warps for tile in tiles} == {1, 2}
+        assert asked == {Kernel.HOPPER if hopper else Kernel.WINDOW}
     assert_same(*lives, gate)
 
 
