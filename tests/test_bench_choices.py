@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from shapes import geometry
@@ -149,6 +150,35 @@ def test_tune_keeps_what_is_faster_than_the_rule_and_the_shortest_of_equal_rings
     assert [(r.window, r.ring) for r in table.rings] == [(2, 3)]
     assert table.device == "a GPU"
     assert any("90.0 us" in line for line in said)
+
+
+def timed(ring: int, us: float, batch: int = 256, **rest: object) -> dict[str, object]:
+    return {
+        "model": "qwen3.5-4b", "policy": "checkpointing", "mode": "exact", "state_dtype": "float32", "draft": 1,
+        "ring": ring, "batch": batch, "accepted": 2.0, "layer_us": us, **rest,
+    }  # fmt: skip
+
+
+def test_a_ring_of_timed_layers_is_the_shortest_of_the_fastest_at_the_largest_batch() -> None:
+    """At B=256 L=8 takes 1 % more than L=16, which is noise; L=4 takes 10 % more. B=1 would say otherwise."""
+    rows = [
+        timed(4, 110.0),
+        timed(8, 101.0),
+        timed(16, 100.0),
+        timed(4, 1.0, batch=1),
+        timed(8, 9.0, batch=1),
+    ]
+    rows += [timed(16, 50.0, draft=3), timed(2, 1.0, fused=False), timed(2, 1.0, policy="every-step")]
+    (found,) = tune.rings_of([{"timings": rows}])
+    assert (found.mode, found.window, found.ring, found.shape.state_dtype) == (Mode.EXACT, 2, 8, DType.FP32)
+
+
+def test_the_committed_rings_are_those_of_the_committed_times() -> None:
+    root = Path(__file__).resolve().parents[1] / "benchmarks"
+    names = ("decode", "layers", "recurrences")
+    records = [r for n in names for r in json.loads((root / f"{n}-h200-2026-11-30.json").read_text())]
+    table = Table.loaded((choices.FOLDER / "nvidia-h200.json").read_text())
+    assert set(table.rings) == set(tune.rings_of(records))
 
 
 def test_tune_without_a_gpu_is_a_sentence(tmp_path: object) -> None:

@@ -1,12 +1,14 @@
 """The fastest launches and ring lengths on this GPU, as a table of kernels/choices.py. Every candidate's bits are checked."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from ssmspec import presets
 from ssmspec.acceptance import Acceptance
-from ssmspec.geometry import MAX_RING, Geometry, Mode, Window
+from ssmspec.geometry import MAX_RING, DType, Geometry, Mode, Window
 from ssmspec.kernels import choices, hopper
 from ssmspec.kernels.choices import Kernel, Launch, RingChoice, ShapeClass, Table, Tuned
 from ssmspec.measure import bench
@@ -103,11 +105,27 @@ def ring_of(case: Case, table: Table, tell: Tell, measure: Measure = core_us) ->
         if (us := measure(one, table)) is not None:
             times[ring] = us
             tell(f"{_name(case)}: L={ring}: {us:.1f} us")
-    if not times:
+    return _shortest(case.geometry, case.window.mode, t, times)
+
+
+def _shortest(g: Geometry, mode: Mode, window: int, times: Mapping[int, float]) -> RingChoice | None:
+    """Of the rings that take the least time; None where there was no choice."""
+    if len(times) < 2:
         return None
     good = min(ring for ring, us in times.items() if GAIN * us <= min(times.values()))
-    w = case.window
-    return RingChoice(mode=w.mode, shape=ShapeClass.of(case.geometry), window=w.max_len, ring=good)
+    return RingChoice(mode=mode, shape=ShapeClass.of(g), window=window, ring=good)
+
+
+def rings_of(records: Iterable[Mapping[str, Any]]) -> tuple[RingChoice, ...]:
+    """From whole layers that were timed: the rows of benchmarks, at each window's largest batch and mean of accepted."""
+    timed: dict[tuple[Geometry, Mode, int], dict[tuple[int, float], dict[int, float]]] = {}
+    for row in (row for record in records for row in record["timings"]):
+        if row["policy"] == "checkpointing" and row["layer_us"] is not None and row.get("fused", True):
+            g = replace(presets.load(row["model"]).geometry, state_dtype=DType(row["state_dtype"]))
+            loads = timed.setdefault((g, Mode(row["mode"]), row["draft"] + 1), {})
+            loads.setdefault((row["batch"], row["accepted"]), {})[row["ring"]] = row["layer_us"]
+    rows = (_shortest(*key, loads[max(loads)]) for key, loads in timed.items())
+    return tuple(row for row in rows if row is not None)
 
 
 def run(cases: Sequence[Case], tell: Tell = lambda text: None, measure: Measure = core_us) -> Table:
