@@ -47,7 +47,7 @@ def tune(
         raise UsageError("tune needs a CUDA device, and torch finds none; see `ssmspec doctor`")
     if importlib.util.find_spec("triton") is None:
         raise UsageError("tune needs the package triton: install ssmspec[triton]")
-    old = _old(out_file)
+    old = _old(out_file, torch.cuda.get_device_name())
     typed = Options(
         model=model, draft=draft, mode=mode, state_dtype=state_dtype, batch=batch, acceptance=acceptance
     )
@@ -75,7 +75,7 @@ def tune(
         out().print(_grid(table))
 
 
-def _old(target: Path | None) -> "Table | None":
+def _old(target: Path | None, device: str) -> "Table | None":
     """What is there already. Raises UsageError where nothing could be written, or what is there is something else."""
     if target is None:
         return None
@@ -85,9 +85,12 @@ def _old(target: Path | None) -> "Table | None":
     from ssmspec.kernels.choices import Table
 
     try:
-        return Table.loaded(target.read_text(encoding="utf-8"))
+        old = Table.loaded(target.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {target} is there, and is no table: {error}") from None
+    if old.device != device:
+        raise UsageError(f"--out {target} is the table of {old.device}, and this GPU is {device}")
+    return old
 
 
 def _grid(table: "Table") -> Grid:

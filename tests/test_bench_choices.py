@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from shapes import geometry
 from triton_lives import ON_GPU, assert_same, lived, shape
 from typer.testing import CliRunner
@@ -181,13 +182,49 @@ def test_the_committed_rings_are_those_of_the_committed_times() -> None:
     assert set(table.rings) == set(tune.rings_of(records))
 
 
-def test_tune_without_a_gpu_is_a_sentence(tmp_path: object) -> None:
-    if ON_GPU:
-        pytest.skip("there is a GPU")
+def ran(monkeypatch: pytest.MonkeyPatch, *args: str) -> Result:
+    """`ssmspec tune` on a GPU that measures TABLE's rings and one launch, whatever it is asked for."""
+    newer = replace(TABLE, launches=(row(2, 64, 8),))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: TABLE.device)
+    monkeypatch.setattr(tune, "run", lambda cases, tell: newer)
+    from ssmspec_cli.main import app
+
+    return CliRunner().invoke(app, ["tune", "--draft", "1", "--batch", "8", *args])
+
+
+def test_tune_adds_to_the_table_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(TABLE.dumped())
+    result = ran(monkeypatch, "--json", "-o", str(path))
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["launches"]) == 1
+    found = {(r.window, r.heads): r.launch.warps for r in Table.loaded(path.read_text()).launches}
+    assert found == {(2, 8): 1, (2, 64): 8, (4, 8): 4}
+    assert "warps 8" in ran(monkeypatch).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[]", "is no table"), (TABLE.dumped().replace("some GPU", "an old GPU"), "an old GPU")],
+)
+def test_tune_leaves_a_file_alone_that_is_not_this_gpus(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(text)
+    result = ran(monkeypatch, "-o", str(path))
+    assert result.exit_code == 2
+    assert said in result.output
+    assert path.read_text() == text
+    assert "not a folder" in ran(monkeypatch, "-o", str(tmp_path / "no" / "x.json")).output.replace("\n", " ")
+
+
+@pytest.mark.skipif(ON_GPU, reason="there is a GPU")
+def test_tune_without_a_gpu_is_a_sentence() -> None:
     from ssmspec_cli.main import app
 
     result = CliRunner().invoke(app, ["tune", "--json"])
     assert result.exit_code == 2
     assert "tune needs a CUDA device" in result.output
     assert "Traceback" not in result.output
-    assert json.loads(TABLE.dumped())["device"] == "some GPU"
