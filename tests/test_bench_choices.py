@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from shapes import geometry
 from triton_lives import ON_GPU, assert_same, lived, shape
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from ssmspec.acceptance import from_rate
 from ssmspec.geometry import Arch, DType, Mode, Window

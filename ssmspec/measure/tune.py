@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 from ssmspec import presets
 from ssmspec.acceptance import Acceptance
