@@ -85,8 +85,6 @@ REFUSED = [
 ON_DEVICES = [
     ("cpu", "model_config.enforce_eager", False, "--enforce-eager", "true"),
     ("cuda", "parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size", "1"),
-    ("cuda", "speculative_config.method", "draft_model", "--speculative-config.method", "mtp or ngram"),
-    ("cuda", "speculative_config.method", "eagle3", "--speculative-config.method", "mtp or ngram"),
 ]
 
 

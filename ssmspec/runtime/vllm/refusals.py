@@ -17,7 +17,6 @@ SERVED = (
     "Qwen3_5MoeForConditionalGeneration",
 )
 METHODS = ("mtp", "ngram", "draft_model", "eagle3")
-ON_CUDA = ("mtp", "ngram")  # of these
 OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
 REPORT = "ssmspec.runtime.vllm.report.WorkerReport"  # our worker extension
 CONV_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
@@ -192,16 +191,7 @@ ON_DEVICE = {
             "the CPU engine has been checked uncompiled only",
         ),
     ),
-    "cuda": (
-        _size("tensor-parallel-size", CPU_ONLY),
-        Rule(
-            "--speculative-config.method",
-            "speculative_config.method",
-            lambda value: value in ON_CUDA,
-            " or ".join(ON_CUDA),
-            CPU_ONLY,
-        ),
-    ),
+    "cuda": (_size("tensor-parallel-size", CPU_ONLY),),
 }
 
 
