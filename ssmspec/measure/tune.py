@@ -16,6 +16,12 @@ from ssmspec.measure import bench
 
 GAIN = 0.98  # of the time by the kernels' own rule, at most: less is noise
 RINGS = (1, 1.5, 2, 3, 4)  # windows that a ring holds
+REFUSED = (
+    RuntimeError,
+    ValueError,
+    AssertionError,
+    TritonError,
+)  # more than the device has, or what no kernel takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +81,7 @@ def core_us(case: Case, table: Table) -> float | None:
             if bench.disagreement(policy, g, w, case.acceptance, seed=0, device="cuda", backend="triton"):
                 return None
             return bench.core_us(policy, g, w, case.batch, case.acceptance)
-        except (
-            RuntimeError,
-            ValueError,
-            AssertionError,
-        ):  # more than the device has, or a tile that does not divide
+        except REFUSED:
             return None
 
 
