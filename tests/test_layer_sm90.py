@@ -1,4 +1,4 @@
-"""The conv's and the norm's kernels compile for sm_90 without a GPU: no spills, and 16 bytes to a load."""
+"""The conv's and the norm's kernels compile for sm_90 without a GPU: no spills, and 16 or 8 bytes to a load."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,8 @@ def test_no_spills_and_wide_loads(t: int, compiled: list[Any], tmp_path: Path) -
     for kernel in compiled:
         assert test_triton_sm90.usage(kernel, tmp_path)["STACK"] == 0, kernel.name
     inputs = 3 + t
-    assert compiled[0].asm["ptx"].count("ld.global.v4.b32") == inputs + 4, "inputs and taps"
+    wide = "v4" if t <= 4 else "v2"  # longer windows are spread over more threads
+    assert compiled[0].asm["ptx"].count(f"ld.global.{wide}.b32") == inputs + 4, "inputs and taps"
     assert compiled[1].asm["ptx"].count("ld.global.v4.b32") == 4, "y, z and, in fp32, the weights"
 
 

@@ -17,7 +17,8 @@ from ssmspec.kernels.launch import power
 from ssmspec.pool import StatePool
 from ssmspec.step import Commit, Step
 
-BLOCK, WARPS = 1024, 4  # channels and warps of a program
+BLOCK, WARPS = 512, 4  # channels and warps of a program
+SHORT = 4  # tokens, up to which half the warps hold a window in their registers and load 16 bytes at a time
 FEW, SMALL = 8, 256  # rows, up to which a program has that many channels: one row alone has to fill the GPU
 OPTIONS = {"enable_fp_fusion": False}  # an fma would round once where torch rounds twice
 
@@ -159,7 +160,8 @@ class ConvRing(ConvWindow):
         assert t <= self.field.shape[-1] - self.conv.history
         out = torch.empty(batch, t, d, dtype=x.dtype, device=x.device)
         if batch:
-            c = self._shape(t, SMALL if batch <= FEW else BLOCK)
+            few = batch <= FEW
+            c = self._shape(t, SMALL if few else BLOCK)
             convolve[(triton.cdiv(d, c.BLOCK), batch)](
                 x,
                 x.stride(0),
@@ -174,7 +176,7 @@ class ConvRing(ConvWindow):
                 bias,
                 out,
                 c,
-                num_warps=WARPS,
+                num_warps=WARPS // 2 if t <= SHORT and not few else WARPS,
                 **OPTIONS,
             )
         return out

@@ -9,14 +9,14 @@ from torch import Tensor
 from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
-from ssmspec.kernels.conv_triton import ConvRing
+from ssmspec.kernels.conv_triton import SHORT, ConvRing
 from ssmspec.kernels.hopper import Call
 from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
 from ssmspec.kernels.hopper_tile import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 
-FEW = 8  # rows, up to which a program serves two heads instead of eight
+FEW = 8  # rows, up to which a program serves two heads instead of four
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,8 @@ class FusedVerify:
 def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Tensor, shape: Shape) -> None:
     """In place of ``call.prepare``."""
     conv, field, batch = x.ring.conv, x.ring.field[x.index], len(slots)
-    heads = gcd(shape.H, 2 if batch <= FEW else 8)
+    few = batch <= FEW
+    heads = gcd(shape.H, 2 if few else 4)
     c = LayerShape(
         H=shape.H,
         HV=shape.HV,
@@ -107,7 +108,7 @@ def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Ten
         HISTORY=shape.HISTORY > 0,
         ENDS=shape.ENDS,
         HEADS=heads,
-        WARPS=min(4, heads),  # a head within a warp
+        WARPS=max(1, heads // 2) if shape.T <= SHORT and not few else heads,
     )
     convolve_window[(c.BLOCKS + c.T, batch)](
         Unpacked(x.x, x.x.stride(0), x.x.stride(1)),
