@@ -4,13 +4,15 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "ordered", "settled"])
 def stage_rows(
     requests,
     starts,
     ends,
     order,
+    ordered,
     settle,
+    settled,
     n,
     tables,
     entry: tl.constexpr,
@@ -24,14 +26,12 @@ def stage_rows(
 ):
     """``numbers`` [6, size] as the fields of a Step, ``pages`` [groups, 2 * size + 1]; rows behind ``n`` become null rows.
 
-    Of the engine's batch, in the order of ``order`` (None: as it is): request slots, token offsets, lengths of whole
-    requests. ``tables`` [groups, 2] int64: address of a block table of type ``entry``, entries from request to request.
+    Of the engine's batch, if ``ordered`` in the order of ``order``: request slots, token offsets, lengths of whole
+    requests. Both orders, with ``settle`` if ``settled`` and without, are one kernel: none is compiled while serving. ``tables`` [groups, 2] int64: address of a block table of type ``entry``, entries from request to request.
     """
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, live = i < size, i < n
-    row = i
-    if order is not None:
-        row = tl.load(order + i, mask=live, other=0).to(tl.int32)
+    row = tl.where(ordered > 0, tl.load(order + i, mask=live & (ordered > 0), other=0), i)
     request = tl.load(requests + row, mask=live, other=-1).to(tl.int64)
     start = tl.load(starts + row, mask=live, other=0).to(tl.int64)
     length = tl.load(starts + row + 1, mask=live, other=0).to(tl.int64) - start
@@ -46,9 +46,7 @@ def stage_rows(
         mark = tl.where(marked, mark, 0)
         beside = slot + size
         mark_slot = tl.where(marked, tl.where(column == running, slot, beside), 0)
-    told = tl.zeros([ROWS], tl.int1)
-    if settle is not None:
-        told = tl.load(settle + i, mask=live, other=0) != 0
+    told = tl.load(settle + i, mask=live & (settled > 0), other=0) != 0
     tl.store(numbers + i, slot, mask=inside)
     tl.store(numbers + size + i, length, mask=inside)
     tl.store(numbers + 2 * size + i, none, mask=inside)

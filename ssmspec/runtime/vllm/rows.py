@@ -124,12 +124,15 @@ class LaunchedRows(Rows):
         self.addresses = torch.tensor(entries, dtype=torch.int64, device=self.device)
 
     def stage(self, batch: Batch) -> None:
+        ordered, settled = not isinstance(batch.rows, slice), batch.settle is not None
         stage_rows[(triton.cdiv(self.num_requests, PER_PROGRAM),)](
             batch.requests,
             batch.starts,
             batch.ends,
-            None if isinstance(batch.rows, slice) else batch.rows,
-            batch.settle,
+            batch.rows if ordered else self.numbers,
+            int(ordered),
+            batch.settle if settled else self.flags,
+            int(settled),
             0 if batch.dummy else batch.count,
             self.addresses,
             _ENTRIES[self.tables[0].dtype],
