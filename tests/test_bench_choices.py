@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shapes import geometry
 from triton_lives import ON_GPU, assert_same, lived, shape
 from typer.testing import CliRunner, Result
@@ -62,8 +64,44 @@ def test_a_table_is_read_as_it_was_written() -> None:
     assert isinstance(again.launches[0].shape.arch, Arch)
     assert isinstance(again.launches[0].shape.state_dtype, DType)
     text = TABLE.dumped().replace('"warps"', '"wraps"')
-    with pytest.raises(ValueError, match="wraps"):
+    with pytest.raises(ValueError, match=r"launches\[0\].launch.warps' is missing"):
         Table.loaded(text)
+
+
+HOLES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+)
+
+
+@given(st.data())
+def test_a_table_with_anything_in_any_place_is_read_or_refused(data: st.DataObject) -> None:
+    record = json.loads(TABLE.dumped())
+    at = record
+    while isinstance(at, dict | list) and at:
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        if not isinstance(at[key], dict | list) or data.draw(st.booleans()):
+            at[key] = data.draw(HOLES | st.dictionaries(st.text(max_size=3), HOLES, max_size=2))
+            break
+        at = at[key]
+    refused_or_read(json.dumps(record))
+
+
+@given(
+    st.text(max_size=80) | st.sampled_from(["[" * 100_000, "{}", "[]", "null", '{"device": 1}', "9" * 5000])
+)
+def test_any_text_is_a_table_or_a_value_error(text: str) -> None:
+    refused_or_read(text)
+
+
+def refused_or_read(text: str) -> None:
+    try:
+        table = Table.loaded(text)
+    except ValueError as error:
+        why = str(error)
+    else:
+        assert Table.loaded(table.dumped()).launches == table.launches
+        return
+    assert len(why) < 2000
 
 
 def test_newer_rows_take_the_place_of_those_for_the_same() -> None:

@@ -1,7 +1,7 @@
 """Whatever a script holds, nothing but the documented errors leaves its readers and the engine, and memory is bounded.
 
 Model configurations are fuzzed in tests/test_config_refused.py, traces in tests/test_acceptance.py, exported states in
-tests/test_exported.py.
+tests/test_exported.py, tables of choices in tests/test_bench_choices.py.
 """
 
 import json

@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
-from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
+from ssmspec.checked import ConfigError, Section, show
+from ssmspec.geometry import MAX_RING, Arch, DType, Geometry, Mode, Window
 
 FOLDER = Path(__file__).parent / "tuned"
+E = TypeVar("E", bound=StrEnum)
 
 
 class Kernel(StrEnum):
@@ -115,34 +117,94 @@ class Table:
 
     @classmethod
     def loaded(cls, text: str) -> "Table":
-        """What ``dumped`` wrote. Raises ValueError for a key or a value that no table has."""
-        record = json.loads(text)
+        """What ``dumped`` wrote. Raises ValueError for what no table holds."""
         try:
-            return cls(
-                device=record["device"],
-                launches=tuple(_tuned(row) for row in record.get("launches", ())),
-                rings=tuple(_ring(row) for row in record.get("rings", ())),
-            )
-        except (KeyError, TypeError) as error:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"not a table of choices: {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError("not a table of choices: it is no JSON object")
+        whole = Section(record)
+        return cls(
+            device=_text(whole, "device"),
+            launches=tuple(map(_tuned, _rows(whole, "launches"))),
+            rings=tuple(map(_ring, _rows(whole, "rings"))),
+        )
 
 
-def _shape(row: dict[str, Any]) -> ShapeClass:
-    typed = {"arch": Arch(row["arch"]), "state_dtype": DType(row["state_dtype"])}
-    return ShapeClass(**(row | typed))
+def _text(row: Section, key: str) -> str:
+    name, value = row.string(key)
+    if value is None:
+        raise ConfigError(f"'{name}' is missing")
+    return value
 
 
-def _tuned(row: dict[str, Any]) -> Tuned:
-    typed = {
-        "kernel": Kernel(row["kernel"]),
-        "shape": _shape(row["shape"]),
-        "launch": Launch(**row["launch"]),
-    }
-    return Tuned(**(row | typed))
+def _member(kind: type[E], row: Section, key: str) -> E:
+    value = _text(row, key)
+    if value not in list(kind):
+        raise ConfigError(f"{row.path}{key}={show(value)} is not one of {', '.join(kind)}")
+    return kind(value)
 
 
-def _ring(row: dict[str, Any]) -> RingChoice:
-    return RingChoice(**(row | {"mode": Mode(row["mode"]), "shape": _shape(row["shape"])}))
+def _flag(row: Section, key: str) -> bool:
+    name, value = row.find(key)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={show(value)} is not true or false")
+    return value
+
+
+def _power(row: Section, key: str, most: int) -> int | None:
+    """A power of 2, or nothing."""
+    if row.find(key)[1] is None:
+        return None
+    value = row.integer(key, most=most)
+    if value & (value - 1):
+        raise ConfigError(f"{row.path}{key}={value} is not a power of 2")
+    return value
+
+
+def _rows(whole: Section, key: str) -> list[Section]:
+    name, rows = whole.array(key, of=dict)
+    return [Section(row, f"{name}[{i}].") for i, row in enumerate(rows or ())]
+
+
+def _shape(row: Section) -> ShapeClass:
+    return ShapeClass(
+        arch=_member(Arch, row, "arch"),
+        head_k=row.integer("head_k"),
+        head_v=row.integer("head_v"),
+        state_dtype=_member(DType, row, "state_dtype"),
+    )
+
+
+def _tuned(row: Section) -> Tuned:
+    how, kernel = row.section("launch"), _member(Kernel, row, "kernel")
+    warps, rows = _power(how, "warps", 32), _power(how, "rows", 256)
+    if warps is None or (rows is None and kernel is Kernel.HOPPER):
+        raise ConfigError(f"'{how.path}{'rows' if warps else 'warps'}' is missing")
+    registers = how.find("registers")[1]
+    return Tuned(
+        kernel=kernel,
+        shape=_shape(row.section("shape")),
+        replays=_flag(row, "replays"),
+        window=row.integer("window"),
+        heads=row.integer("heads"),
+        launch=Launch(
+            warps=warps,
+            registers=None if registers is None else how.integer("registers", least=16, most=255),
+            rows=rows,
+            lanes=_power(how, "lanes", 32),
+        ),
+    )
+
+
+def _ring(row: Section) -> RingChoice:
+    return RingChoice(
+        mode=_member(Mode, row, "mode"),
+        shape=_shape(row.section("shape")),
+        window=row.integer("window"),
+        ring=row.integer("ring", most=MAX_RING),
+    )
 
 
 @cache
