@@ -73,19 +73,23 @@ def test_without_blocks_a_request_has_one_page(kind: type[Rows]) -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_closed_row_has_accepted_and_is_counted_once(kind: type[Rows]) -> None:
-    """Nothing sampled is one token; more than the window is all of it; a boundary that is not reached is none."""
+    """Nothing sampled is one token; more than the window is all of it; a row on the null slot decides nothing.
+
+    A row flushes where its records and its window exceed the limit, but not without records.
+    """
     rows = made(kind)
     rows.stage(batch())
     rows.accept(ints(0, 9))
+    rows.numbers[1, 2], rows.flags[2] = 4, True
     count = ints(*[0] * 9)
     count[3] = 3
-    first = rows.close(3, count, 6)  # 3 records and a window of 4 do not fit
+    first = rows.close(3, count, 1)
     assert (first.accepted.tolist(), first.lens.tolist()) == ([1, 2, 0], [4, 2, 0])
     assert (first.mark.tolist(), first.mark_slots.tolist()) == ([1, 2, 0], [3 + REQUESTS, 1, 0])
     assert (first.slots.tolist(), first.next_slots.tolist()) == ([3, 1, 0], [3, 1, 0])
     assert first.force_flush.tolist() == [False, True, False]
     assert rows.counters.tolist() == [2, 3, 1, 2]
-    again = rows.close(3, count, 6)
+    again = rows.close(3, count, 1)
     assert again.slots.tolist() == again.accepted.tolist() == again.mark.tolist() == [0, 0, 0]
     assert rows.counters.tolist() == [2, 3, 1, 2]
 
