@@ -28,6 +28,18 @@ class Ports(NamedTuple):
     rows: Any = None
 
 
+class Moves(NamedTuple):
+    """A Plan as the kernel takes it, a number per row each."""
+
+    src: Any
+    base: Any
+    count: Any
+    dst: Any
+    mark: Any
+    mark_dst: Any
+    ends: Any
+
+
 @triton.jit
 def _port(table, layer, i: tl.constexpr, dtype: tl.constexpr, ALIGN: tl.constexpr):
     """Port i of a layer: its address, and its elements per slot."""
@@ -38,39 +50,43 @@ def _port(table, layer, i: tl.constexpr, dtype: tl.constexpr, ALIGN: tl.constexp
 
 @triton.jit
 def fold(
-    table, layers, span, src, base, count, dst, mark, mark_dst, ends, B,
-    types: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, g: tl.constexpr,
-):  # fmt: skip
-    """Carry out a Plan. ``table`` [layers, ports, 2] int64; a program serves ``span`` layers of ROWS rows and one tile.
+    table,
+    layers,
+    span,
+    plan,
+    B,
+    types: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    g: tl.constexpr,
+):
+    """Carry out a plan. ``table`` [layers, ports, 2] int64; a program serves ``span`` layers of ROWS rows and one tile.
 
     Most plans are nearly empty: a program looks at its rows at once, and goes through them only if one has to move.
     """
     first = tl.program_id(1) * ROWS
     b = first + tl.arange(0, ROWS)
-    moves = tl.load(dst + b, mask=b < B, other=0) > 0
-    moves = moves | (tl.load(mark_dst + b, mask=b < B, other=0) > 0)
+    moves = tl.load(plan.dst + b, mask=b < B, other=0) > 0
+    moves = moves | (tl.load(plan.mark_dst + b, mask=b < B, other=0) > 0)
     if tl.sum(moves.to(tl.int32), 0) > 0:
         for row in range(first, tl.minimum(first + ROWS, B)):
-            _fold_row(table, layers, span, src, base, count, dst, mark, mark_dst, ends, row, types, ALIGN, g)
+            _fold_row(table, layers, span, plan, row, types, ALIGN, g)
 
 
 @triton.jit
-def _fold_row(
-    table, layers, span, src, base, count, dst, mark, mark_dst, ends, b,
-    types: tl.constexpr, ALIGN: tl.constexpr, g: tl.constexpr,
-):  # fmt: skip
+def _fold_row(table, layers, span, plan, b, types: tl.constexpr, ALIGN: tl.constexpr, g: tl.constexpr):
     tiles: tl.constexpr = (g.V + g.LV * g.NV - 1) // (g.LV * g.NV)
     v_tile, hv = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    row, start = tl.load(src + b).to(tl.int64), tl.load(base + b).to(tl.int32)
-    n_end, to_end = tl.load(count + b).to(tl.int32), tl.load(dst + b).to(tl.int64)
-    n_mark, to_mark = tl.load(mark + b).to(tl.int32), tl.load(mark_dst + b).to(tl.int64)
+    row, start = tl.load(plan.src + b).to(tl.int64), tl.load(plan.base + b).to(tl.int32)
+    n_end, to_end = tl.load(plan.count + b).to(tl.int32), tl.load(plan.dst + b).to(tl.int64)
+    n_mark, to_mark = tl.load(plan.mark + b).to(tl.int32), tl.load(plan.mark_dst + b).to(tl.int64)
     if (row > 0) & ((to_end > 0) | (to_mark > 0)):
         nearer = n_mark <= n_end
         n0, n1 = tl.where(nearer, n_mark, n_end), tl.where(nearer, n_end, n_mark)
         to0, to1 = tl.where(nearer, to_mark, to_end), tl.where(nearer, to_end, to_mark)
         bits = None
-        if ends is not None:
-            bits = tl.load(ends + b)
+        if plan.ends is not None:
+            bits = tl.load(plan.ends + b)
         first = tl.program_id(2) * span
         for layer in range(first, tl.minimum(first + span, layers)):
             _fold_layer(table, layer, row, start, n0, to0, n1, to1, bits, hv, v_tile, types, ALIGN, g)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssmspec.geometry import Geometry
 from ssmspec.kernels.base import Layer, Plan
-from ssmspec.kernels.fold import Ports, fold
+from ssmspec.kernels.fold import Moves, Ports, fold
 from ssmspec.kernels.launch import column, fold_rows, fold_span, fold_tile, row_step, shape_of
 
 _TYPES = {
@@ -40,21 +40,12 @@ class Fold:
         tiles = triton.cdiv(self.g.head_v, self.tile.rows) * self.g.num_v_heads
         rows = fold_rows(tiles, batch)
         types = Ports(**{name: _TYPES[t.dtype] for name, t in _ports(layers[0]).items()})
-        fold[
-            (
-                tiles,
-                triton.cdiv(batch, rows),
-                triton.cdiv(len(layers), span),
-            )
-        ](
+        columns = {name: column(name, getattr(plan, name)) for name in Moves._fields if name != "ends"}
+        fold[(tiles, triton.cdiv(batch, rows), triton.cdiv(len(layers), span))](
             self.table,
             len(layers),
             span,
-            *(
-                column(name, getattr(plan, name))
-                for name in ("src", "base", "count", "dst", "mark", "mark_dst")
-            ),
-            plan.ends,
+            Moves(**columns, ends=plan.ends),
             batch,
             types,
             self.align,
