@@ -1,5 +1,6 @@
 """Fast mode's verify: one launch for what the tokens do to each other, one for the window."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ssmspec.geometry import Arch, Geometry, Window
-from ssmspec.kernels import fast_channels, fast_couplings, fast_dot, fast_mma
+from ssmspec.kernels import choices, fast_channels, fast_couplings, fast_dot, fast_mma
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
+from ssmspec.kernels.choices import Kernel, Launch
 from ssmspec.kernels.fast_shape import Couplings, Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS
@@ -23,6 +25,7 @@ MAX_REGISTERS = {
 }  # by bytes per element of state: three programs fit on a multiprocessor, or two
 REGISTERS_A_PROCESSOR = 65536
 SHARED_A_PROCESSOR, SHARED_RESERVED = 227 * 1024, 1024  # bytes; the latter per program
+COUPLE_REGISTERS = 128  # a program is one warp, and mostly waits: sixteen fit on a multiprocessor
 LEAST_PAST = 16  # records: the depth of a product
 
 
@@ -49,7 +52,8 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
         out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
         if out.shape[0]:
             tuned = _tuned(g, layer, x)
-            call = _call(g, layer, x, _shape(g, w, layer, x, history, tuned), out)
+            how = _launch(g, layer, x, history)
+            call = _call(g, layer, x, _shape(g, w, layer, x, history, how.warps if tuned else WARPS), out)
             at = Cursors(
                 rows.contiguous(),
                 layer.rows,
@@ -60,7 +64,7 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
             )
             _couple(g, layer, call[0], at, call[1])
             if tuned:
-                _multiply(*call, programs)
+                _multiply(*call, programs, how.registers)
             else:
                 _multiply_anywhere(*call, at, _operand(g))
         return out
@@ -86,11 +90,19 @@ def _tuned(g: Geometry, layer: Layer, x: Tokens) -> bool:
     )
 
 
-def _shape(g: Geometry, w: Window, layer: Layer, x: Tokens, history: History | None, tuned: bool) -> Shape:
-    probes = 1 if g.arch is Arch.MAMBA2 else 2
-    tokens, warps = x.v.shape[1], WARPS
-    while tuned and warps > 1 and g.head_v % (16 * warps):
-        warps //= 2
+def _launch(g: Geometry, layer: Layer, x: Tokens, history: History | None) -> Launch:
+    """The table's, or a default; no more warps than share V evenly."""
+    batch, tokens = x.v.shape[:2]
+    found = choices.here().launch(Kernel.FAST, g, tokens, batch, history is not None)
+    how = found or Launch(warps=WARPS, registers=MAX_REGISTERS[layer.state.element_size()])
+    while how.warps > 1 and g.head_v % (16 * how.warps):
+        how = replace(how, warps=how.warps // 2)
+    return how
+
+
+def _shape(g: Geometry, w: Window, layer: Layer, x: Tokens, history: History | None, warps: int) -> Shape:
+    probes, tuned = 1 if g.arch is Arch.MAMBA2 else 2, _tuned(g, layer, x)
+    tokens = x.v.shape[1]
     longest = max(history.limit, w.max_len, LEAST_PAST) if history else 0
     return Shape(
         ARCH=str(g.arch),
@@ -124,6 +136,7 @@ def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> tuple[
         row=layer.state.stride(0),
         w=Couplings(
             heads=new(batch, c.HV, c.COEFFICIENTS),
+            seen=new(batch, c.HV // c.SHARED, c.NC, c.HP) if c.HP else None,
             vectors=new(batch, c.HV, c.VECTORS, c.K) if c.CHANNELS else None,
             cursors=new(batch, dtype=torch.int64),
         ),
@@ -152,22 +165,17 @@ def _couple(g: Geometry, layer: Layer, call: Call, at: Cursors, c: Shape) -> Non
         call.rec_step,
         _operand(g),
         c,
-        num_warps=couple_warps(c),
+        num_warps=1,
+        maxnreg=None if c.CHANNELS else COUPLE_REGISTERS,
         enable_fp_fusion=True,
     )
 
 
-def couple_warps(c: Shape) -> int:
-    """One warp cannot hold the decayed keys of a history beside those of a window."""
-    return 2 if c.CHANNELS else 1
-
-
-def _multiply(call: Call, c: Shape, programs: dict[Any, int]) -> None:
+def _multiply(call: Call, c: Shape, programs: dict[Any, int], registers: int | None) -> None:
     """As many programs as run at once; they walk over all tiles."""
     warps = c.BV // 16
-    registers = MAX_REGISTERS[call.state.element_size()]
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
-    key = (c, call.state.dtype)
+    key = (c, call.state.dtype, registers)
     if key not in programs:
         kernel = fast_mma.window.warmup(call, c, grid=(1,), **options)
         by_registers = REGISTERS_A_PROCESSOR // ((registers or 255) * 32 * warps)

@@ -5,64 +5,118 @@ norms and decays in them, in fp32. Products of decays only ever shrink, because 
 end of the history, from there to a token, or from token to token: nothing is divided.
 """
 
+# Triton unpacks no tuples
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, var-annotated"
+
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.fast_couplings import EPS, gram, live_row, multiply, pack, ring_at, substitute
-from ssmspec.kernels.fast_math import rsqrt, sigmoid
-from ssmspec.kernels.triton_recurrence import decay_of
+from ssmspec.kernels.fast_couplings import EPS, gram, live_row, pack, ring_at
+from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
 
 
 @triton.jit
-def _history(of_key, of_norm, of_decay, first, records, channel, c: tl.constexpr):
+def _load_history(of_key, of_norm, of_decay, first, records, channel, c: tl.constexpr):
+    """Tuples over records: key [KP], 1/norm, decay [KP]; all loads are under way before the first is waited for."""
+    RECORDS: tl.constexpr = c.HP
+    keys, norms, decays = (), (), ()
+    for j in tl.static_range(RECORDS):
+        ring = ring_at(first + j, c)
+        held = (channel < c.K) & (j < records)
+        keys = keys + (tl.load(of_key + ring * c.K + channel, mask=held, other=0.0),)
+        norms = norms + (tl.load(of_norm + ring, mask=j < records, other=0.0),)
+        decays = decays + (tl.load(of_decay + ring * c.K + channel, mask=held, other=1.0),)
+    return keys, norms, decays
+
+
+@triton.jit
+def _history(loaded, c: tl.constexpr):
     """Keys [HP, KP] with their norms and the decays behind them, zero where there is no record; all decays [KP]."""
+    RECORDS: tl.constexpr = c.HP
+    keys, norms, decays = loaded
     past = tl.arange(0, c.HP)
-    in_k = (channel < c.K)[None, :]
-    held, followed = (past < records)[:, None] & in_k, (past + 1 < records)[:, None] & in_k
-    ring = ring_at(first + past, c)
-    keys = tl.load(of_key + (ring * c.K)[:, None] + channel[None, :], mask=held, other=0.0).to(tl.float32)
-    norms = tl.load(of_norm + ring, mask=past < records, other=0.0)
-    later = ring_at(first + past + 1, c)
-    behind = tl.load(of_decay + (later * c.K)[:, None] + channel[None, :], mask=followed, other=1.0)
-    oldest = tl.load(of_decay + first * c.K + channel, mask=(channel < c.K) & (records > 0), other=1.0)
-    behind = tl.associative_scan(behind, 0, multiply, reverse=True)
-    total = oldest * tl.sum(tl.where((past == 0)[:, None], behind, 0.0), 0)
-    return keys * norms[:, None] * behind, total
+    old = tl.full([c.HP, c.KP], 0.0, tl.float32)
+    behind = tl.full([c.KP], 1.0, tl.float32)
+    for i in tl.static_range(RECORDS):
+        key = keys[RECORDS - 1 - i].to(tl.float32) * norms[RECORDS - 1 - i] * behind
+        old = tl.where((past == RECORDS - 1 - i)[:, None], key[None, :], old)
+        behind *= decays[RECORDS - 1 - i]
+    return old, behind
 
 
 @triton.jit
-def _window(of_key, of_query, of_gate, to_decay, x_step, first, n, rate, bias, channel, c: tl.constexpr):
-    """The probes [NC, KP] with their norms and decays; what a unit update of token j adds to what key and query of
-    token t see [TP, TP] twice; the norms of the keys [TP]. Records the decays, from ring position ``first`` on.
+def _decay(gate, rate, bias, c: tl.constexpr):
+    x = gate + bias
+    if c.BOUND is None:
+        return exp(-rate * softplus(x))
+    else:
+        return exp(c.BOUND * sigmoid(rate * x))
+
+
+@triton.jit
+def _window(x, x_step, row, h, head, n, rate, bias, to_decay, first, channel, c: tl.constexpr):
+    """Tuples over tokens: probes of key and query [KP], with norms and decays; 1/norm of the keys; and, over pairs
+    (j, t), j first, what a unit update of token j adds to what key and query of token t see.
+
+    Records the decays, from ring position ``first`` on. A vector lies over the lanes of one warp.
     """
     TOKENS: tl.constexpr = c.T
-    token = tl.arange(0, c.TP)
-    column = tl.arange(0, c.NC)
-    probes = tl.full([c.NC, c.KP], 0.0, tl.float32)
-    decayed = tl.full([c.TP, c.KP], 0.0, tl.float32)
-    on_keys = tl.full([c.TP, c.TP], 0.0, tl.float32)
-    on_queries = on_keys
-    norms = tl.full([c.TP], 0.0, tl.float32)
     upto = tl.full([c.KP], 1.0, tl.float32)
-    for i in tl.static_range(TOKENS):
-        inside = (channel < c.K) & (i < n)
-        key = tl.load(of_key + i * x_step.k[1] + channel, mask=inside, other=0.0).to(tl.float32)
-        query = tl.load(of_query + i * x_step.q[1] + channel, mask=inside, other=0.0).to(tl.float32)
-        gate = tl.load(of_gate + i * x_step.a[1] + channel, mask=inside, other=0.0).to(tl.float32)
+    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + channel
+    of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + channel
+    of_gate = x.a + row * x_step.a[0] + head * x_step.a[2] + channel
+    keys, queries, gates = (), (), ()
+    for t in tl.static_range(TOKENS):
+        inside = (channel < c.K) & (t < n)
+        keys = keys + (tl.load(of_k + t * x_step.k[1], mask=inside, other=0.0),)
+        queries = queries + (tl.load(of_q + t * x_step.q[1], mask=inside, other=0.0),)
+        gates = gates + (tl.load(of_gate + t * x_step.a[1], mask=inside, other=0.0),)
+    on_keys, on_queries, norms, probes, decayed = (), (), (), (), ()
+    for t in tl.static_range(TOKENS):
+        key, query = keys[t].to(tl.float32), queries[t].to(tl.float32)
         norm = rsqrt(tl.sum(key * key, 0) + EPS)
         key *= norm
         query *= rsqrt(tl.sum(query * query, 0) + EPS) * c.QUERY
-        decay = decay_of(gate, rate, bias, c)
-        tl.store(to_decay + ring_at(first + i, c) * c.K + channel, decay, mask=inside)
+        decay = _decay(gates[t].to(tl.float32), rate, bias, c)
+        tl.store(to_decay + ring_at(first + t, c) * c.K + channel, decay, mask=(channel < c.K) & (t < n))
         upto *= decay
-        probes = tl.where((column == 2 * i)[:, None], (key * upto)[None, :], probes)
-        probes = tl.where((column == 2 * i + 1)[:, None], (query * upto)[None, :], probes)
-        decayed *= decay[None, :]
-        on_keys = tl.where((token == i)[None, :], tl.sum(decayed * key[None, :], 1)[:, None], on_keys)
-        decayed = tl.where((token == i)[:, None], key[None, :], decayed)
-        on_queries = tl.where((token == i)[None, :], tl.sum(decayed * query[None, :], 1)[:, None], on_queries)
-        norms = tl.where(token == i, norm, norms)
+        probes = probes + (key * upto, query * upto)
+        later = ()
+        for j in tl.static_range(t):
+            old = decayed[j] * decay
+            on_keys = on_keys + (tl.sum(old * key, 0),)
+            on_queries = on_queries + (tl.sum(old * query, 0),)
+            later = later + (old,)
+        decayed = later + (key,)
+        on_queries = on_queries + (tl.sum(key * query, 0),)
+        norms = norms + (norm,)
     return probes, on_keys, on_queries, norms
+
+
+@triton.jit
+def _substitute(on_keys, on_queries, of_beta, b_step, n, to_solve, c: tl.constexpr):
+    """As fast_couplings.substitute, of numbers that every lane has."""
+    TOKENS: tl.constexpr = c.T
+    PADDED: tl.constexpr = c.TP
+    for j in tl.static_range(TOKENS):
+        updates = ()
+        for t in tl.static_range(PADDED):
+            update, output = 0.0, 0.0
+            if (t >= j) & (t < TOKENS):
+                beta = sigmoid(tl.load(of_beta + t * b_step, mask=t < n, other=0.0).to(tl.float32))
+                update = beta if t == j else 0.0
+                for m in tl.static_range(j, t):
+                    update -= beta * on_keys[t * (t - 1) // 2 + m] * updates[m - j]
+                output = update * on_queries[t * (t + 1) // 2 + t]
+                for m in tl.static_range(j, t):
+                    output += updates[m - j] * on_queries[t * (t + 1) // 2 + m]
+                updates = updates + (update,)
+            tl.store(to_solve + t * c.NC + j, update)
+            tl.store(to_solve + t * c.NC + c.TP + j, output)
+    for j in tl.static_range(TOKENS, PADDED):
+        for t in tl.static_range(2 * PADDED):
+            tl.store(to_solve + t * c.TP + j, 0.0)
 
 
 @triton.jit
@@ -81,49 +135,47 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         return
     channel = tl.arange(0, c.KP)
     in_k = channel < c.K
-    of_k = x.k + row * x_step.k[0] + h * x_step.k[2]
-    of_q = x.q + row * x_step.q[0] + h * x_step.q[2]
-    of_gate = x.a + row * x_step.a[0] + head * x_step.a[2]
-    rate = tl.exp(tl.load(A_log + head).to(tl.float32))
+    rate = exp(tl.load(A_log + head).to(tl.float32))
     bias = tl.load(dt_bias + head * c.K + channel, mask=in_k, other=0.0).to(tl.float32)
     rec_k = rec.k + slot * rec_step.k + h * (c.R * c.K)
     rec_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
     rec_decay = rec.decay + slot * rec_step.decay + head * (c.R * c.K)
+    if c.HP > 0:
+        loaded = _load_history(rec_k, rec_norm, rec_decay, first, records, channel, c)
 
-    token = tl.arange(0, c.TP)
-    live = (token < n)[:, None] & in_k[None, :]
-    ring = ring_at(first + records + token, c)
-    if head % c.GROUP == 0:
-        keys = tl.load(of_k + (token * x_step.k[1])[:, None] + channel[None, :], mask=live, other=0.0)
-        tl.store(rec_k + (ring * c.K)[:, None] + channel[None, :], keys, mask=live)
-
+    TOKENS: tl.constexpr = c.T
+    behind = ring_at(first + records, c)
     probes, on_keys, on_queries, norms = _window(
-        of_k, of_q, of_gate, rec_decay, x_step, ring_at(first + records, c), n, rate, bias, channel, c
+        x, x_step, row, h, head, n, rate, bias, rec_decay, behind, channel, c
     )
-    tl.store(rec_norm + ring, norms, mask=(token < n) & (head % c.GROUP == 0))
+    if head % c.GROUP == 0:
+        for t in tl.static_range(TOKENS):
+            ring = ring_at(behind + t, c)
+            key = tl.load(x.k + row * x_step.k[0] + h * x_step.k[2] + t * x_step.k[1] + channel, mask=in_k)
+            tl.store(rec_k + ring * c.K + channel, key, mask=in_k & (t < n))
+            tl.store(rec_norm + ring, norms[t], mask=t < n)
     of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
-    beta = tl.load(
-        x.b + row * x_step.b[0] + head * x_step.b[2] + token * x_step.b[1], mask=token < n, other=0.0
-    )
-    beta = sigmoid(beta.to(tl.float32))[None, :]
-    rows = of_w + c.SOLVE + tl.arange(0, 1)
-    updates, outputs = substitute(on_keys[None, :, :], on_queries[None, :, :], beta, rows, c)
-    to_solve = rows[:, None, None] + (token * (2 * c.TP))[None, None, :] + token[None, :, None]
-    tl.store(to_solve, updates)
-    tl.store(to_solve + c.TP, outputs)
+    of_beta = x.b + row * x_step.b[0] + head * x_step.b[2]
+    _substitute(on_keys, on_queries, of_beta, x_step.b[1], n, of_w, c)
     column = tl.arange(0, c.NC)
     tl.store(of_w + c.SCALE + column, tl.full([c.NC], 1.0, tl.float32))
 
     of_p = to.vectors + (row * c.HV + head) * (c.VECTORS * c.K) + channel
     if c.HP > 0:
+        old, total = _history(loaded, c)
         past = tl.arange(0, c.HP)
-        old, total = _history(rec_k, rec_norm, rec_decay, first, records, channel, c)
-        seen = gram(old, probes, tl.float32)
-        tl.store(of_w + (column * c.HP)[None, :] + past[:, None], seen)
+        beside = tl.full([c.NC, c.KP], 0.0, tl.float32)
+        for i in tl.static_range(2 * TOKENS):
+            beside = tl.where((column == i)[:, None], probes[i][None, :], beside)
+        of_seen = to.seen + (row * c.HV + head) * (c.NC * c.HP)
+        tl.store(of_seen + (column * c.HP)[None, :] + past[:, None], gram(old, beside, tl.float32))
         tl.store(of_w + c.FOLD + past, tl.full([c.HP], 1.0, tl.float32))
-        tl.store(of_w + c.TOTAL, 1.0)
+        tl.store(of_w + c.TOTAL + tl.arange(0, 4), tl.full([4], 1.0, tl.float32))
         if flush:
             tl.store(of_p[None, :] + ((c.NC + past) * c.K)[:, None], old, mask=in_k[None, :])
             tl.store(of_p + (c.NC + c.HP) * c.K, total, mask=in_k)
-        probes *= total[None, :]
-    tl.store(of_p[None, :] + (column * c.K)[:, None], probes, mask=in_k[None, :])
+    for i in tl.static_range(2 * TOKENS):
+        probe = probes[i]
+        if c.HP > 0:
+            probe *= total
+        tl.store(of_p + i * c.K, probe, mask=in_k)

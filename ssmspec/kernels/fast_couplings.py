@@ -5,14 +5,19 @@ raw keys and queries (the probes), the updates on record, and the window's value
 out the coefficients in fp32; the window kernel only multiplies. Per value head they are (fast_shape.Shape has the
 offsets; column 2t is token t's key and 2t + 1 its query, or column t its query for Mamba2)
 
-    past    [columns, records]  a record's update, times k_j . decays . probe
     solve   [columns, tokens]   v_t minus what token t sees of state and records in, c and the rest of o out
-    scale   [columns]           the state's product with a probe: decays up to its token, and its norm
+    scale   [columns]           what a probe sees: decays up to its token, and its norm
     fold    [records], total    a record's update, and the checkpoint, in the state behind the records
+
+and per key head, seen [columns, records], the products of the records' raw keys with the probes,
 
 so the unit lower triangular system of the delta rule is solved here, once, by substitution.
 (Yang et al., Parallelizing Linear Transformers with the Delta Rule; Gated Delta Networks.)
 """
+
+# Triton unpacks no tuples
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, var-annotated"
 
 import triton
 import triton.language as tl
@@ -77,29 +82,41 @@ def ring_at(position, c: tl.constexpr):
 
 
 @triton.jit
-def substitute(on_keys, on_queries, beta, rows, c: tl.constexpr):
-    """Solve for one unit of each token's residual: (updates, outputs) of the tokens behind it, [HEADS, TP, TP] each.
+def substitute(on_keys, on_queries, beta, to_solve, c: tl.constexpr):
+    """Solve for one unit of each token's residual, and store updates and outputs of the tokens behind it.
 
-    on_keys and on_queries [HEADS, TP, TP]: what a unit update of token j adds to what token t sees. Their rows are
-    written and read back one at a time: through memory that is one load, through registers many shuffles.
+    on_keys and on_queries [HEADS, TP, TP]: what a unit update of token j adds to what token t sees; beta
+    [HEADS, TP]; to_solve [HEADS]. They go through the memory that the solution is stored in: a number that all
+    lanes need is one load, and would be many shuffles.
     """
     TOKENS: tl.constexpr = c.T
+    PADDED: tl.constexpr = c.TP
     token = tl.arange(0, c.TP)
-    of_rows = rows[:, None, None] + token[None, None, :]
-    tl.store(of_rows + (token * c.NC)[None, :, None], on_keys * beta[:, None, :])
-    tl.store(of_rows + (token * c.NC + c.TP)[None, :, None], on_queries)
+    of_rows = to_solve[:, None, None] + (token * c.NC)[None, :, None] + token[None, None, :]
+    tl.store(of_rows, on_keys * beta[:, None, :])
+    tl.store(of_rows + c.TP, on_queries)
     tl.debug_barrier()
-    seen = tl.full([c.HEADS, c.TP, c.TP], 0.0, tl.float32)
-    updates = seen
-    outputs = seen
-    for i in tl.static_range(TOKENS):
-        here = tl.sum(tl.where((token == i)[None, None, :], seen, 0.0), 2)
-        update = tl.where((token == i)[None, :], beta, 0.0) - here
-        seen += update[:, :, None] * tl.load(of_rows + i * c.NC)
-        outputs += update[:, :, None] * tl.load(of_rows + (i * c.NC + c.TP))
-        updates = tl.where((token == i)[None, None, :], update[:, :, None], updates)
+    of_unit = to_solve[:, None]
+    updates = ()
+    outputs = ()
+    for t in tl.static_range(TOKENS):
+        update = tl.where((token == t)[None, :], beta, 0.0)
+        for j in tl.static_range(t):
+            update -= updates[j] * tl.load(of_unit + (j * c.NC + t))
+        updates = updates + (update,)
+        output = update * tl.load(of_unit + (t * c.NC + c.TP + t))
+        for j in tl.static_range(t):
+            output += updates[j] * tl.load(of_unit + (j * c.NC + c.TP + t))
+        outputs = outputs + (output,)
     tl.debug_barrier()
-    return updates, outputs
+    zeros = tl.full([c.HEADS, c.TP], 0.0, tl.float32)
+    of_token = to_solve[:, None] + token[None, :]
+    for t in tl.static_range(TOKENS):
+        tl.store(of_token + t * c.NC, updates[t])
+        tl.store(of_token + (t * c.NC + c.TP), outputs[t])
+    for t in tl.static_range(TOKENS, PADDED):
+        tl.store(of_token + t * c.NC, zeros)
+        tl.store(of_token + (t * c.NC + c.TP), zeros)
 
 
 @triton.jit
@@ -128,13 +145,17 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + (token * x_step.q[1])[:, None]
     keys = tl.load(of_k + channel[None, :], mask=live[:, None] & in_k, other=0.0)
     queries = tl.load(of_q + channel[None, :], mask=live[:, None] & in_k, other=0.0)
-    of_a = x.a + row * x_step.a[0] + (head * x_step.a[2])[:, None]
-    raw = tl.load(of_a + (token * x_step.a[1])[None, :], mask=live[None, :], other=0.0)
-    rate = tl.load(A_log + head)
-    bias = tl.load(dt_bias + head)
+    pair = tl.arange(0, c.HEADS * c.TP)
+    pair_head = (h * parts + part) * c.HEADS + pair // c.TP
+    pair_token = pair % c.TP
+    pair_live = pair_token < n
+    of_a = x.a + row * x_step.a[0] + pair_head * x_step.a[2]
+    raw = tl.load(of_a + pair_token * x_step.a[1], mask=pair_live, other=0.0)
+    rate = tl.load(A_log + pair_head)
+    bias = tl.load(dt_bias + pair_head)
     if not c.MAMBA:
-        of_b = x.b + row * x_step.b[0] + (head * x_step.b[2])[:, None]
-        beta = tl.load(of_b + (token * x_step.b[1])[None, :], mask=live[None, :], other=0.0)
+        of_b = x.b + row * x_step.b[0] + pair_head * x_step.b[2]
+        beta = tl.load(of_b + pair_token * x_step.b[1], mask=pair_live, other=0.0)
     of_keys = rec.k + slot * rec_step.k + h * (c.R * c.K)
     of_decay = rec.decay + slot * rec_step.decay + (head * c.R)[:, None]
     if c.MAMBA:
@@ -145,9 +166,8 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         past = tl.arange(0, c.HP)
         held = past < records
         ring = ring_at(first + past, c)
-        old = tl.load(
-            of_keys + (ring * c.K)[:, None] + channel[None, :], mask=held[:, None] & in_k, other=0.0
-        )
+        asked = (held & (part == 0))[:, None] & in_k
+        old = tl.load(of_keys + (ring * c.K)[:, None] + channel[None, :], mask=asked, other=0.0)
         behind = tl.load(
             of_decay + ring_at(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0
         )
@@ -156,6 +176,17 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
             gains = tl.load(of_dt + ring[None, :], mask=held[None, :], other=0.0)
         else:
             gains = tl.load(of_norm + ring, mask=held, other=0.0)[None, :]
+
+    # a gate is worked out once, one pair of head and token a lane, and read back where it is needed
+    dt, decay = _gates(raw, exp(rate.to(tl.float32)), bias.to(tl.float32), c.SOFTPLUS)
+    to_pair = pair_head * c.R + ring_at(first + records + pair_token, c)
+    tl.store(rec.decay + slot * rec_step.decay + to_pair, decay, mask=pair_live)
+    if c.MAMBA:
+        tl.store(rec.dt + slot * rec_step.dt + to_pair, dt, mask=pair_live)
+    else:
+        of_beta = to.heads + row * (c.HV * c.COEFFICIENTS) + c.SCALE
+        tl.store(of_beta + pair_head * c.COEFFICIENTS + pair_token, sigmoid(beta.to(tl.float32)))
+    tl.debug_barrier()
 
     on_queries = gram(keys, queries, OPERAND)
     if c.HP > 0:
@@ -172,17 +203,16 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     tl.store(
         of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=(live & (part == 0))[:, None] & in_k
     )
-    dt, decay = _gates(raw, exp(rate.to(tl.float32))[:, None], bias.to(tl.float32)[:, None], c.SOFTPLUS)
-    tl.store(of_decay + ring[None, :], decay, mask=live[None, :])
+    of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
+    decay = tl.load(of_decay + ring[None, :], mask=live[None, :], other=1.0)
     upto = tl.associative_scan(decay, 1, multiply)
     later = token[None, :] > token[:, None]
     between = tl.associative_scan(tl.where(later[None, :, :], decay[:, None, :], 1.0), 2, multiply)
 
     on_queries = tl.where(token[None, :] >= token[:, None], on_queries, 0.0)
-    of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
-    solve = of_w[:, None, None] + c.SOLVE + (token * (c.PROBES * c.TP))[None, None, :] + token[None, :, None]
+    solve = of_w[:, None, None] + (token * (c.PROBES * c.TP))[None, None, :] + token[None, :, None]
     if c.MAMBA:
-        tl.store(of_dt + ring[None, :], dt, mask=live[None, :])
+        dt = tl.load(of_dt + ring[None, :], mask=live[None, :], other=0.0)
         outputs = dt[:, :, None] * (on_queries[None, :, :] * between)
         if D is not None:
             skip = tl.load(D + head).to(tl.float32)[:, None, None]
@@ -192,30 +222,27 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         tl.store(of_norm + ring, k_norm, mask=live & (part == 0))
         on_keys = tl.where(later, on_keys, 0.0) * (k_norm[:, None] * k_norm[None, :])
         on_queries *= k_norm[:, None] * q_norm[None, :]
-        beta = sigmoid(beta.to(tl.float32))
+        beta = tl.load(of_w[:, None] + (c.SCALE + token)[None, :])
         on_keys = on_keys[None, :, :] * between
         on_queries = on_queries[None, :, :] * between
-        updates, outputs = substitute(on_keys, on_queries, beta, of_w + c.SOLVE, c)
-        tl.store(solve, updates)
-        tl.store(solve + c.TP, outputs)
+        substitute(on_keys, on_queries, beta, of_w, c)
 
-    total = tl.full([c.HEADS, 1], 1.0, tl.float32)
+    to_scale = of_w[:, None] + (c.SCALE + token * c.PROBES)[None, :]
+    if c.MAMBA:
+        tl.store(to_scale, upto)
+    else:
+        tl.store(to_scale, upto * k_norm[None, :])
+        tl.store(to_scale + 1, upto * q_norm[None, :])
     if c.HP > 0:
         # products of the decays behind each record: a decay of 0 must stay 0, so no logs are subtracted
         behind = tl.associative_scan(behind, 1, multiply, reverse=True)
         total = oldest * tl.sum(tl.where((past == 0)[None, :], behind, 0.0), 1)[:, None]
-        behind *= gains
-        tl.store(of_w[:, None] + (c.FOLD + past)[None, :], behind)
-        tl.store(of_w[:, None] + c.TOTAL, total)
-    to_scale = of_w[:, None] + (c.SCALE + token * c.PROBES)[None, :]
-    for probe in tl.static_range(2 if not c.MAMBA else 1):
-        scale = upto
-        if not c.MAMBA:
-            scale = upto * (q_norm if probe == 1 else k_norm)[None, :]
-        tl.store(to_scale + probe, total * scale)
-        if c.HP > 0:
-            seen = old_on_queries if c.MAMBA or probe == 1 else old_on_keys
-            to_past = (
-                of_w[:, None, None] + ((token * c.PROBES + probe) * c.HP)[None, None, :] + past[None, :, None]
-            )
-            tl.store(to_past, seen[None, :, :] * behind[:, :, None] * scale[:, None, :])
+        tl.store(of_w[:, None] + (c.FOLD + past)[None, :], behind * gains)
+        tl.store(of_w[:, None] + (c.TOTAL + tl.arange(0, 4))[None, :], total)
+        if part == 0:
+            of_seen = to.seen + (row * c.H + h) * (c.NC * c.HP) + past[:, None]
+            of_seen += (token * (c.PROBES * c.HP))[None, :]
+            if not c.MAMBA:
+                tl.store(of_seen, old_on_keys)
+                of_seen += c.HP
+            tl.store(of_seen, old_on_queries)

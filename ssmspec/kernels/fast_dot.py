@@ -83,7 +83,6 @@ def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
     s = tl.load(of_s, mask=in_v & in_k, other=0.0)
     of_w = w.heads + pair * c.COEFFICIENTS
     y = product(s, _probes(w, x, x_step, row, h, pair, n, OPERAND, c), OPERAND)
-    y *= tl.load(of_w + c.SCALE + column)[None, :]
     updates = rec.x if c.MAMBA else rec.c
     of_c = updates + slot * (rec_step.x if c.MAMBA else rec_step.c) + head * (c.R * c.V) + value[:, None]
     if c.HP > 0:
@@ -91,14 +90,18 @@ def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
         ring = ring_at(first + past, c)
         held = (past < records)[None, :]
         old = tl.load(of_c + ring[None, :] * c.V, mask=held & in_v, other=0.0).to(tl.float32)
-        y += product(old, tl.load(of_w + column[:, None] * c.HP + past[None, :]), OPERAND)
+        old *= tl.load(of_w + c.FOLD + past)[None, :]
+        of_seen = w.seen + (row * (c.HV // c.SHARED) + head // c.SHARED) * (c.NC * c.HP)
+        seen = tl.load(of_seen + column[:, None] * c.HP + past[None, :])
+        y = tl.load(of_w + c.TOTAL) * y + product(old, seen, OPERAND)
+    y *= tl.load(of_w + c.SCALE + column)[None, :]
 
     of_v = x.v + row * x_step.v[0] + head * x_step.v[2] + (of * x_step.v[1])[None, :] + value[:, None]
     v = tl.load(of_v, mask=(starts & (of < n))[None, :] & in_v, other=0.0)
     left = v.to(tl.float32)
     if not c.MAMBA:
         left = tl.where(starts[None, :], left - y, 0.0)
-    of_solve = of_w + c.SOLVE + column[:, None] * c.TP + of[None, :]
+    of_solve = of_w + column[:, None] * c.TP + of[None, :]
     y = tl.where(asks[None, :], y, 0.0)
     y += product(left, tl.load(of_solve, mask=starts[None, :], other=0.0), OPERAND)
     tl.store(to_out, tl.where((of < n)[None, :], y, 0.0).to(out.dtype.element_ty), mask=wanted)
@@ -117,6 +120,5 @@ def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
                 of_key = rec.k + slot * rec_step.k + (h * c.R + ring[None, :]) * c.K
                 total = tl.load(of_w + c.TOTAL)
             keys = tl.load(of_key + channel[:, None], mask=held & (channel < c.K)[:, None], other=0.0)
-            old *= tl.load(of_w + c.FOLD + past)[None, :]
             full = s.to(tl.float32) * total + product(old, keys, OPERAND)
             tl.store(of_s, full.to(S.dtype.element_ty), mask=in_v & in_k)

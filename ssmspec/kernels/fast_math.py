@@ -17,10 +17,18 @@ def exp(x):
 
 
 @triton.jit
+def reciprocal(x):
+    """Of positive numbers: one Newton step behind an approximation, as rsqrt."""
+    y = tl.rsqrt(x)
+    y *= y
+    return y * (2.0 - x * y)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + e^x) = max(x, 0) + 2 artanh(s) with s = e / (2 + e), e = e^-|x|, so s <= 1/3."""
     e = exp(-tl.abs(x))
-    s = tl.div_rn(e, 2.0 + e)
+    s = e * reciprocal(2.0 + e)
     t = s * s
     p = 1.0 / 11.0 + t * (1.0 / 13.0 + t * (1.0 / 15.0))
     p = 1.0 / 5.0 + t * (1.0 / 7.0 + t * (1.0 / 9.0 + t * p))
@@ -29,7 +37,8 @@ def softplus(x):
 
 @triton.jit
 def sigmoid(x):
-    return tl.div_rn(1.0, 1.0 + exp(-x))
+    """Not below e^-80, which is 0 beside any number that it is added to."""
+    return reciprocal(1.0 + exp(tl.minimum(-x, 80.0)))
 
 
 @triton.jit

@@ -29,35 +29,48 @@ from ssmspec.kernels.fast_tile import (
 
 @gluon.jit
 def tf32_parts(x):
-    """x fp32 -> (its nearest tf32, the nearest tf32 of the rest); the cores ignore the low bits of the latter."""
+    """x fp32 -> (its nearest tf32, the rest). The rest has 12 bits, of which the cores ignore the last."""
     bits = (x.to(gl.int32, bitcast=True) + 0x1000) & -0x2000
     high = bits.to(gl.float32, bitcast=True)
-    rest = (x - high).to(gl.int32, bitcast=True) + 0x1000
-    return high, rest.to(gl.float32, bitcast=True)
+    return high, x - high
 
 
 @gluon.jit
-def product(x, y, acc):
-    """acc + x [M, K] y [K, N] at fp32 grade; 16-bit values are exact in tf32."""
-    low = gl.zeros_like(acc)
+def tf32(x, y, acc):
+    return mma_v2(x, y, acc, input_precision="tf32")
+
+
+@gluon.jit
+def product(x, y):
+    """x [M, K] y [K, N] at fp32 grade, the small parts first; 16-bit values are exact in tf32."""
+    M: gl.constexpr = x.type.layout.parent
+    zeros = gl.full([x.shape[0], y.shape[1]], 0.0, gl.float32, layout=M)
     if x.dtype == y.dtype and x.dtype != gl.float32:
-        z = mma_v2(x, y, acc)
+        z = mma_v2(x, y, zeros)
     elif x.dtype != gl.float32 and y.dtype != gl.float32:
-        z = mma_v2(x.to(gl.float32), y.to(gl.float32), acc, input_precision="tf32")
+        z = tf32(x.to(gl.float32), y.to(gl.float32), zeros)
     elif y.dtype != gl.float32:
         high, rest = tf32_parts(x)
         wide = y.to(gl.float32)
-        z = mma_v2(high, wide, acc, input_precision="tf32") + mma_v2(rest, wide, low, input_precision="tf32")
+        z = tf32(high, wide, tf32(rest, wide, zeros))
     elif x.dtype != gl.float32:
         high, rest = tf32_parts(y)
         wide = x.to(gl.float32)
-        z = mma_v2(wide, high, acc, input_precision="tf32") + mma_v2(wide, rest, low, input_precision="tf32")
+        z = tf32(wide, high, tf32(wide, rest, zeros))
     else:
         high, rest = tf32_parts(x)
         y_high, y_rest = tf32_parts(y)
-        low = mma_v2(high, y_rest, mma_v2(rest, y_high, low, input_precision="tf32"), input_precision="tf32")
-        z = mma_v2(high, y_high, acc, input_precision="tf32") + low
+        z = tf32(high, y_high, tf32(high, y_rest, tf32(rest, y_high, zeros)))
     return z
+
+
+@gluon.jit
+def bf16_parts(x):
+    """x fp32 -> three bf16 whose sum it is."""
+    high = (x.to(gl.int32, bitcast=True) & -0x10000).to(gl.float32, bitcast=True)
+    rest = x - high
+    middle = (rest.to(gl.int32, bitcast=True) & -0x10000).to(gl.float32, bitcast=True)
+    return high.to(gl.bfloat16), middle.to(gl.bfloat16), (rest - middle).to(gl.bfloat16)
 
 
 @gluon.jit
@@ -75,23 +88,22 @@ def _above(x, y):
 @gluon.jit
 def _see(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
     """What every probe sees of state and records [BV, NC]."""
-    scale, past, _, _, _, _ = loaded
+    scale, seen, _, _, weight, total = loaded
     states = shared.states.index(i)
     probes = shared.probes.index(i).permute((1, 0))
-    WIDTH: gl.constexpr = 8 if c.wide(states.dtype, probes.dtype) else 4
-    PART: gl.constexpr = 8 * WIDTH
+    WIDE: gl.constexpr = c.wide(states.dtype, probes.dtype)
+    WIDTH: gl.constexpr = 2 if WIDE else 4
+    PART: gl.constexpr = 64 if WIDE else 32
     PARTS: gl.constexpr = c.KP // PART
-    zeros = gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M)
-    y = zeros
+    y = gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M)
     for j in gl.static_range(PARTS):
         s = states.slice(j * PART, PART, 1).load(gl.DotOperandLayout(0, M, WIDTH))
         p = probes.slice(j * PART, PART, 0).load(gl.DotOperandLayout(1, M, WIDTH))
-        y = y + product(s, p, zeros)
-    y = y * scale[None, :]
+        y = y + product(s, p)
     if c.HP > 0:
         old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, 4))
-        y = y + product(old.to(gl.float32), past, zeros)
-    return y
+        y = y * total[:, None] + product(old.to(gl.float32) * weight[None, :], seen)
+    return y * scale[None, :]
 
 
 @gluon.jit
@@ -120,36 +132,38 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
 def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """Store the state behind all records, total * S + sum of weight_j c_j k_j^T: summed in fp32, rounded once."""
     row, head, tile_v = place(tile, a, c)
-    PART: gl.constexpr = 32
-    PARTS: gl.constexpr = c.KP // PART
     states = shared.states.index(i)
-    parts = ()
-    for j in gl.static_range(PARTS):
-        parts = parts + (states.slice(j * PART, PART, 1).load(M),)  # type: ignore[assignment]  # noqa: RUF005 - Triton unpacks no tuples
-    old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, 4)).to(gl.float32)
-    old = old * loaded[4][None, :]
-    for j in gl.static_range(PARTS):
-        keys = shared.keys.index(i).slice(j * PART, PART, 1).load(gl.DotOperandLayout(1, M, 4))
-        added = product(old, keys, gl.full([c.BV, PART], 0.0, gl.float32, layout=M))
-        if c.CHANNELS:
-            k = j * PART + gl.arange(0, PART, layout=gl.SliceLayout(0, M))
-            of_total = vectors_at(a, row, head, c) + (c.NC + c.HP) * c.K
-            part = parts[j].to(gl.float32) * gl.load(of_total + k, mask=k < c.K, other=0.0)[None, :] + added
-        else:
-            part = parts[j].to(gl.float32) * loaded[5] + added
-        states.slice(j * PART, PART, 1).store(part.to(states.dtype))
+    PIECES: gl.constexpr = shared.keys.dtype == gl.bfloat16
+    WIDTH: gl.constexpr = 2 if PIECES else 4
+    old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, WIDTH)).to(gl.float32)
+    old = old * gl.convert_layout(loaded[4], gl.SliceLayout(0, old.type.layout))[None, :]
+    keys = shared.keys.index(i).load(gl.DotOperandLayout(1, M, WIDTH))
+    if PIECES:
+        high, middle, low = bf16_parts(old)
+        added = gl.full([c.BV, c.KP], 0.0, gl.float32, layout=M)
+        added = mma_v2(high, keys, mma_v2(middle, keys, mma_v2(low, keys, added)))
+    else:
+        added = product(old, keys)
+    total = loaded[5][:, None]
+    if c.CHANNELS:
+        k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, M))
+        of_total = vectors_at(a, row, head, c) + (c.NC + c.HP) * c.K
+        total = gl.load(of_total + k, mask=k < c.K, other=0.0)[None, :]
+    states = shared.states.index(i)
+    full = states.load(M).to(gl.float32) * total + added
+    states.store(full.to(states.dtype))
     L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    v = gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
-    gl.store(state_at(a, cursor, head, v, k, c), states.load(L), mask=(v < c.V)[:, None] & (k < c.K)[None, :])
+    inside = (v < c.V - tile_v)[:, None] & (k < c.K)[None, :]
+    gl.store(state_at(a, cursor, head, tile_v, v, k, c), states.load(L), mask=inside)
 
 
 @gluon.jit
 def _answer(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     y = _see(shared, i, loaded, M, c)
     if c.MAMBA:
-        o = y + product(loaded[3], loaded[2], gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M))
-        store(loaded[3], o, cursor, tile, a, c)
+        store(loaded[3], y + product(loaded[3], loaded[2]), cursor, tile, a, c)
     else:
         update, o = _solve(y, loaded[2], loaded[3], M, c)
         store(update, o, cursor, tile, a, c)
@@ -185,19 +199,18 @@ def window(a, c: gl.constexpr):
     cursor = cursor_of(shared, 0)
     fetch(shared, 0, cursor, tile, a, c)
     async_copy.commit_group()
-    loaded = load(cursor, tile, a, M, c)
     i = 0
     while tile < a.tiles:
+        loaded = load(cursor, tile, a, M, c)  # in front of the copies, which take a while to issue
         next = cursor_of(shared, i + 1)
         fetch(shared, (i + 1) % BUFFERS, next, tile + step, a, c)
         fetch_cursor(shared, i + 3, tile + 3 * step, a, c)
         async_copy.commit_group()
-        upcoming = load(next, tile + step, a, M, c)
         async_copy.wait_group(1)
         if cursor & 63 != 0:
             _answer(shared, i % BUFFERS, loaded, cursor, tile, a, M, c)
         else:
             silence(tile, a, c)
-        cursor, loaded = next, upcoming
+        cursor = next
         i += 1
         tile += step

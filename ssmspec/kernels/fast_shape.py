@@ -21,6 +21,7 @@ class Couplings(NamedTuple):
     """What the coupling kernels hand to the window kernel."""
 
     heads: Any  # [B, HV, COEFFICIENTS] fp32
+    seen: Any  # [B, H (HV for decays per channel), NC, HP] fp32
     vectors: Any  # [B, HV, VECTORS, K] fp32, for decays per channel
     cursors: Any  # [B] int64, packed
 
@@ -75,6 +76,11 @@ class Shape:
         return self.HV // self.H
 
     @property
+    def SHARED(self) -> int:
+        """Value heads that see their records alike."""
+        return 1 if self.CHANNELS else self.GROUP
+
+    @property
     def BLOCKS(self) -> int:
         return -(-self.V // self.BV)
 
@@ -83,14 +89,10 @@ class Shape:
         """What a delta rule's normed query is multiplied with."""
         return float(self.K**-0.5)
 
-    # one value head's coefficients, in this order: past [NC, HP], solve [NC, TP], scale [NC], fold [HP], total
-    @property
-    def SOLVE(self) -> int:
-        return self.NC * self.HP
-
+    # one value head's coefficients, in this order: solve [NC, TP], scale [NC], fold [HP], total
     @property
     def SCALE(self) -> int:
-        return self.SOLVE + self.NC * self.TP
+        return self.NC * self.TP
 
     @property
     def FOLD(self) -> int:
@@ -102,7 +104,8 @@ class Shape:
 
     @property
     def COEFFICIENTS(self) -> int:
-        """Numbers per value head, in whole 16 bytes."""
+        """Numbers per value head, in whole 16 bytes. The total is there four times: the window kernel would wait for a
+        scalar as soon as its load is under way."""
         return self.TOTAL + 4
 
     # one value head's vectors, where decays are per channel: probes [NC], keys to fold [HP], total
@@ -122,8 +125,8 @@ class Shape:
         return state == probe and state != gl.float32
 
     def swizzled(self, state: object, probe: object) -> gl.SwizzledSharedLayout:
-        """[rows, KP] so that eight rows of a fragment lie in different banks."""
-        piece = 32 if self.wide(state, probe) else 16
+        """[rows, KP] so that eight rows of a fragment lie in different banks; 16-bit ones are loaded as matrices."""
+        piece = 8 if self.wide(state, probe) else 16
         return gl.SwizzledSharedLayout(piece, 1, min(8, self.KP // piece), [1, 0])
 
     def columns(self, warps: int) -> gl.BlockedLayout:

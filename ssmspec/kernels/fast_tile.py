@@ -77,8 +77,10 @@ def ring_at(position, c: gl.constexpr):
 
 
 @gluon.jit
-def state_at(a, cursor, head, v, k, c: gl.constexpr):
-    return a.state + (cursor >> 39) * a.row + (head * (c.V * c.K) + v[:, None] * c.K + k[None, :])
+def state_at(a, cursor, head, tile_v, v, k, c: gl.constexpr):
+    """All that a program has in common is added first, so that a copy's address is a register and a constant."""
+    of_tile = a.state + (cursor >> 39) * a.row + (head * (c.V * c.K) + tile_v * c.K)
+    return of_tile + (v[:, None] * c.K + k[None, :])
 
 
 @gluon.jit
@@ -115,10 +117,10 @@ def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
     slot, n, first, records, flush = unpack(cursor)
     row, head, tile_v = place(tile, a, c)
     L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    v = gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
-    inside = (v < c.V)[:, None] & (k < c.K)[None, :]
-    async_load(shared.states.index(i), state_at(a, cursor, head, v, k, c), mask=inside)
+    inside = (v < c.V - tile_v)[:, None] & (k < c.K)[None, :]
+    async_load(shared.states.index(i), state_at(a, cursor, head, tile_v, v, k, c), mask=inside)
     LP: gl.constexpr = c.lines(c.KP, shared.probes.dtype.primitive_bitwidth, gl.num_warps())
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, LP))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LP))
@@ -149,39 +151,40 @@ def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
 
 @gluon.jit
 def load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
-    """What a tile needs besides, in the fragments that use it: scale, past, solve and the values v (or x)."""
+    """What a tile needs besides, in the fragments that use it: scale, seen, solve, the values v (or x), fold and total."""
     _, n, _, _, _ = unpack(cursor)
     row, head, tile_v = place(tile, a, c)
     of_w = a.w.heads + (row * c.HV + head) * c.COEFFICIENTS
     scale = gl.load(of_w + c.SCALE + gl.arange(0, c.NC, layout=gl.SliceLayout(0, M)))
-    past = scale
+    seen = scale
     weight = scale
-    total = 0.0
+    total = scale
     LW: gl.constexpr = gl.DotOperandLayout(1, M, 4)
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LW))
     if c.HP > 0:
         record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LW))
-        past = gl.load(of_w + column[None, :] * c.HP + record[:, None])
+        of_seen = a.w.seen + (row * (c.HV // c.SHARED) + head // c.SHARED) * (c.NC * c.HP)
+        seen = gl.load(of_seen + column[None, :] * c.HP + record[:, None])
         record = gl.arange(0, c.HP, layout=gl.SliceLayout(0, gl.DotOperandLayout(0, M, 4)))
         weight = gl.load(of_w + c.FOLD + record)
-        total = gl.load(of_w + c.TOTAL)
+        total = gl.load(of_w + c.TOTAL + gl.arange(0, c.BV, layout=gl.SliceLayout(1, M)) % 4)
     LV: gl.constexpr = gl.DotOperandLayout(0, M, 4) if c.MAMBA else c.tokens()
     if c.MAMBA:
         WIDE: gl.constexpr = max(16, c.TP)
         token = gl.arange(0, WIDE, layout=gl.SliceLayout(1, LW))
-        of_solve = of_w + c.SOLVE + column[None, :] * c.TP + token[:, None]
+        of_solve = of_w + column[None, :] * c.TP + token[:, None]
         solve = gl.load(of_solve, mask=(token < c.TP)[:, None], other=0.0)
         token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LV))
     else:
         LZ: gl.constexpr = gl.DotOperandLayout(1, M, 1)
         token = gl.arange(0, c.TP, layout=gl.SliceLayout(1, LZ))
         column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LZ))
-        solve = gl.load(of_w + c.SOLVE + column[None, :] * c.TP + token[:, None])
+        solve = gl.load(of_w + column[None, :] * c.TP + token[:, None])
         token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, LV))
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LV))
     of_v = a.x.v + row * a.x_step.v[0] + (token * a.x_step.v[1] + head * a.x_step.v[2])[None, :] + v[:, None]
     value = gl.load(of_v, mask=(token < n)[None, :] & (v < c.V)[:, None], other=0.0)
-    return scale, past, solve, value, weight, total
+    return scale, seen, solve, value, weight, total
 
 
 @gluon.jit
