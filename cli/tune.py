@@ -14,7 +14,7 @@ from .errors import UsageError
 from .options import Options
 
 if TYPE_CHECKING:
-    from ssmspec.kernels.choices import Table
+    from ssmspec.kernels.choices import Launch, Table
 
 DEFAULTS = Options()
 
@@ -38,7 +38,7 @@ def tune(
 ) -> None:
     """Measure which launch of each kernel and which ring length is the fastest on this GPU.
 
-    Every candidate is checked against native's bits before it is timed, in CUDA graphs over whole flush cycles. The
+    Every candidate is checked against native before it is timed: exact mode's bits, fast mode's outputs. Times are of CUDA graphs over whole flush cycles. The
     kernels read the table of their GPU from ssmspec/kernels/tuned/, and never measure by themselves.
     """
     import torch
@@ -93,12 +93,16 @@ def _old(target: Path | None, device: str) -> "Table | None":
     return old
 
 
+def _launched(how: "Launch") -> str:
+    parts = {"rows": how.rows, "lanes": how.lanes, "warps": how.warps, "registers": how.registers}
+    return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+
+
 def _grid(table: "Table") -> Grid:
     grid = Grid("what", "shape", "state", "T", "heads", "choice", title=table.device)
     for row in table.launches:
         s, how = row.shape, row.launch
-        parts = {"rows": how.rows, "lanes": how.lanes, "warps": how.warps, "registers": how.registers}
-        choice = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+        choice = "the kernel's own rule" if how is None else _launched(how)
         shape = f"{s.arch} {s.head_v}x{s.head_k}"
         grid.add_row(str(row.kernel), shape, str(s.state_dtype), str(row.window), str(row.heads), choice)
     for ring in table.rings:

@@ -115,3 +115,11 @@ def test_a_ring_that_was_not_asked_for_is_the_tables() -> None:
     shape = ShapeClass.of(found.cases[0].model.geometry)
     table = Table(device="a GPU", rings=(RingChoice(mode=Mode.EXACT, shape=shape, window=2, ring=4),))
     assert [(w.max_len, w.ring_len) for _, w, _ in command._runs(found, (), table)] == [(2, 4), (4, 16)]
+
+
+@pytest.mark.parametrize("name", ["no_such_module.f", "math.no_such_function"])
+def test_a_kernel_of_another_version_is_missing_by_name(name: str) -> None:
+    from ssmspec.measure import stock
+
+    with pytest.raises(ImportError, match=name):
+        stock.found(*name.split("."))

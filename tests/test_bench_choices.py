@@ -184,7 +184,10 @@ def test_tune_keeps_what_is_faster_than_the_rule_and_the_shortest_of_equal_rings
 
     said: list[str] = []
     table = tune.run([case(2, 1), case(2, 8)], said.append, measure)
-    assert [(r.heads, r.launch) for r in table.launches] == [(32, best)]
+    assert [(r.heads, r.launch) for r in table.launches] == [(4, None), (32, best)]
+    assert Table.loaded(table.dumped()).launches == table.launches
+    used = [table.launch(case(2, 1).kernel, G, 2, batch, replays=True) for batch in (1, 8)]
+    assert used == [None, best], "where the rule won, the row above is not taken instead"
     assert [(r.window, r.ring) for r in table.rings] == [(2, 3)]
     assert table.device == "a GPU"
     assert any("90.0 us" in line for line in said)

@@ -18,7 +18,7 @@ class LayerParams:
 
     index: int
     A_log: Tensor  # [HV] fp32
-    dt_bias: Tensor  # [HV] fp32; KDA [HV, K]
+    dt_bias: Tensor  # [HV], KDA [HV, K]; fp32, or as a model stores it
     D: Tensor | None = None  # [HV] fp32, Mamba2's skip
 
 

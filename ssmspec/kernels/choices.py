@@ -1,4 +1,5 @@
-"""Which variant of a kernel runs, and how long a ring is: a committed table per GPU, never tuned where state is carried.
+"""Which variant of a kernel runs, and how long a ring is best: a committed table per GPU, never tuned where state is
+carried.
 
 `ssmspec tune` writes the tables, one file per GPU under ``tuned/``. No row changes a bit of exact mode. Where no
 table or no row is for a shape, the kernels' own rules hold.
@@ -64,10 +65,7 @@ class Tuned:
     replays: bool  # whether a history is in front of the window
     window: int
     heads: int
-    launch: Launch
-
-
-_ANY = Launch(warps=0, registers=None)
+    launch: Launch | None  # None: by the kernel's own rule, which was as fast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,7 @@ class Table:
         """With the rows of ``newer`` in place of those for the same. Raises ValueError for another device's table."""
         if newer.device != self.device:
             raise ValueError(f"the table is of {self.device}, and this GPU is {newer.device}")
-        launches = {replace(row, launch=_ANY): row for row in (*self.launches, *newer.launches)}
+        launches = {replace(row, launch=None): row for row in (*self.launches, *newer.launches)}
         rings = {replace(row, ring=0): row for row in (*self.rings, *newer.rings)}
         return Table(device=self.device, launches=tuple(launches.values()), rings=tuple(rings.values()))
 
@@ -178,23 +176,27 @@ def _shape(row: Section) -> ShapeClass:
 
 
 def _tuned(row: Section) -> Tuned:
-    how, kernel = row.section("launch"), _member(Kernel, row, "kernel")
-    warps, rows = _power(how, "warps", 32), _power(how, "rows", 256)
-    if warps is None or (rows is None and kernel is Kernel.HOPPER):
-        raise ConfigError(f"'{how.path}{'rows' if warps else 'warps'}' is missing")
-    registers = how.find("registers")[1]
+    kernel = _member(Kernel, row, "kernel")
     return Tuned(
         kernel=kernel,
         shape=_shape(row.section("shape")),
         replays=_flag(row, "replays"),
         window=row.integer("window"),
         heads=row.integer("heads"),
-        launch=Launch(
-            warps=warps,
-            registers=None if registers is None else how.integer("registers", least=16, most=255),
-            rows=rows,
-            lanes=_power(how, "lanes", 32),
-        ),
+        launch=None if row.find("launch")[1] is None else _launched(row.section("launch"), kernel),
+    )
+
+
+def _launched(how: Section, kernel: Kernel) -> Launch:
+    warps, rows = _power(how, "warps", 32), _power(how, "rows", 256)
+    if warps is None or (rows is None and kernel is Kernel.HOPPER):
+        raise ConfigError(f"'{how.path}{'rows' if warps else 'warps'}' is missing")
+    registers = how.find("registers")[1]
+    return Launch(
+        warps=warps,
+        registers=None if registers is None else how.integer("registers", least=16, most=255),
+        rows=rows,
+        lanes=_power(how, "lanes", 32),
     )
 
 

@@ -53,7 +53,8 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
         if out.shape[0]:
             tuned = _tuned(g, layer, x)
             how = _launch(g, layer, x, history)
-            call = _call(g, layer, x, _shape(g, w, layer, x, history, how.warps if tuned else WARPS), out)
+            shape = _shape(g, w, layer, x, history, how.warps if tuned else WARPS, tuned)
+            call = _call(g, layer, x, shape, out)
             at = Cursors(
                 rows.contiguous(),
                 layer.rows,
@@ -100,9 +101,10 @@ def _launch(g: Geometry, layer: Layer, x: Tokens, history: History | None) -> La
     return how
 
 
-def _shape(g: Geometry, w: Window, layer: Layer, x: Tokens, history: History | None, warps: int) -> Shape:
-    probes, tuned = 1 if g.arch is Arch.MAMBA2 else 2, _tuned(g, layer, x)
-    tokens = x.v.shape[1]
+def _shape(
+    g: Geometry, w: Window, layer: Layer, x: Tokens, history: History | None, warps: int, tuned: bool
+) -> Shape:
+    probes, tokens = 1 if g.arch is Arch.MAMBA2 else 2, x.v.shape[1]
     longest = max(history.limit, w.max_len, LEAST_PAST) if history else 0
     return Shape(
         ARCH=str(g.arch),

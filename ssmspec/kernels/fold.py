@@ -48,7 +48,7 @@ def _port(table, layer, i: tl.constexpr, dtype: tl.constexpr, ALIGN: tl.constexp
     return tl.multiple_of(pointer, ALIGN), tl.multiple_of(tl.load(entry + 1), ALIGN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def fold(
     table,
     layers,

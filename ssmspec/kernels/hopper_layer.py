@@ -9,14 +9,12 @@ from torch import Tensor
 from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
-from ssmspec.kernels.conv_triton import SHORT, ConvRing
+from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing
 from ssmspec.kernels.hopper import Call
 from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
 from ssmspec.kernels.hopper_tile import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
-
-FEW = 8  # rows, up to which a program serves two heads instead of four
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +106,7 @@ def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Ten
         HISTORY=shape.HISTORY > 0,
         ENDS=shape.ENDS,
         HEADS=heads,
-        WARPS=max(1, heads // 2) if shape.T <= SHORT and not few else heads,
+        WARPS=max(1, heads // 2) if shape.T <= SHORT and not few else heads,  # one or two heads in a warp
     )
     convolve_window[(c.BLOCKS + c.T, batch)](
         Unpacked(x.x, x.x.stride(0), x.x.stride(1)),

@@ -27,7 +27,8 @@ def stage_rows(
     """``numbers`` [6, size] as the fields of a Step, ``pages`` [groups, 2 * size + 1]; rows behind ``n`` become null rows.
 
     Of the engine's batch, if ``ordered`` in the order of ``order``: request slots, token offsets, lengths of whole
-    requests. Both orders, with ``settle`` if ``settled`` and without, are one kernel: none is compiled while serving. ``tables`` [groups, 2] int64: address of a block table of type ``entry``, entries from request to request.
+    requests. Both orders, with ``settle`` if ``settled`` and without, are one kernel: none is compiled while serving.
+    ``tables`` [groups, 2] int64: address of a block table of type ``entry``, entries from request to request.
     """
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, live = i < size, i < n
@@ -64,7 +65,7 @@ def stage_rows(
         tl.store(at + beside, page, mask=marked)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def close_rows(numbers, flags, count, limit, commit, told, counters, n, size, ROWS: tl.constexpr):
     """``numbers`` [6, size], ``flags`` -> ``commit`` [6, size], ``told``, in the order of a Commit's fields.
 
@@ -84,7 +85,7 @@ def close_rows(numbers, flags, count, limit, commit, told, counters, n, size, RO
     slot, length = tl.where(live, slot, 0), tl.where(live, length, 0)
     accepted = tl.minimum(tl.maximum(accepted, 1), length)
     crossed = (mark > 0) & (mark <= accepted)
-    flushed = live & (length < 0)
+    flushed = live & False
     if count is not None:
         held = tl.load(count + slot, mask=live, other=0).to(tl.int64)
         flushed = live & (held > 0) & (held + length > limit)

@@ -95,7 +95,11 @@ def run(
     )
     if timing.absent is not None:
         return timing
-    if (why := disagreement(peer, g, w, acceptance, seed=seed)) is not None:
+    try:
+        why = disagreement(peer, g, w, acceptance, seed=seed)
+    except ImportError as error:  # of another version
+        return replace(timing, absent=str(error))
+    if why is not None:
         return replace(timing, refused=why)
     theirs = layers(peer, _rig(g, w, batch, acceptance, number, seed))
     theirs.cycle()

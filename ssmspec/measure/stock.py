@@ -15,8 +15,11 @@ MAMBA = "vllm.model_executor.layers.mamba.ops"
 
 
 def found(module: str, name: str) -> Callable[..., Any]:
-    """By name at run time, since nothing here may depend on other engines."""
-    call: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    """By name at run time, since nothing here may depend on other engines. Raises ImportError."""
+    try:
+        call: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except Exception as error:  # an installation that does not fit this torch fails in any way
+        raise ImportError(f"{module}.{name} cannot be imported: {error!r:.200}") from error
     return call
 
 

@@ -1,4 +1,4 @@
-"""The fastest launches and ring lengths on this GPU, as a table of kernels/choices.py. Every candidate's bits are checked."""
+"""The fastest launches and ring lengths on this GPU, as a table of kernels/choices.py. Every candidate is checked against native."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ def candidates(case: Case) -> list[Launch]:
     return launches(case, case.kernel)
 
 
-def row(case: Case, launch: Launch) -> Tuned:
+def row(case: Case, launch: Launch | None) -> Tuned:
     g = case.geometry
     return Tuned(
         kernel=case.kernel,
@@ -82,11 +82,12 @@ def core_us(case: Case, table: Table) -> float | None:
                 return None
             return bench.core_us(policy, g, w, case.batch, case.acceptance)
         except REFUSED:
+            torch.cuda.synchronize()  # raises where the device itself is at fault
             return None
 
 
 def launch_of(case: Case, device: str, tell: Tell, measure: Measure = core_us) -> Tuned | None:
-    """The fastest launch, where it is faster than the kernel's own rule; None where the rule is as good."""
+    """The fastest launch, or the kernel's own rule where that is as good; None where nothing could be measured."""
     own = measure(case, Table(device=device))
     best: tuple[float, Tuned] | None = None
     for launch in candidates(case):
@@ -95,9 +96,9 @@ def launch_of(case: Case, device: str, tell: Tell, measure: Measure = core_us) -
         tell(f"{_name(case)}: {launch}: {'not possible' if us is None else f'{us:.1f} us'}")
         if us is not None and (best is None or us < best[0]):
             best = us, tried
-    if best is None or own is None or best[0] > GAIN * own:
-        return None
-    return best[1]
+    if own is not None and (best is None or best[0] > GAIN * own):
+        return row(case, None)
+    return None if best is None else best[1]
 
 
 def ring_of(case: Case, table: Table, tell: Tell, measure: Measure = core_us) -> RingChoice | None:
@@ -136,7 +137,7 @@ def run(cases: Sequence[Case], tell: Tell = lambda text: None, measure: Measure 
     device = torch.cuda.get_device_name()
     launches = [found for case in cases if (found := launch_of(case, device, tell, measure)) is not None]
     table = Table(device=device, launches=tuple(launches))
-    rings = (ring_of(case, table, tell, measure) for case in _largest(cases))
+    rings = [ring_of(case, table, tell, measure) for case in _largest(cases)]
     return replace(table, rings=tuple(found for found in rings if found is not None))
 
 
