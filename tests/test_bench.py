@@ -60,11 +60,9 @@ def test_a_layer_pays_its_part_of_the_accept() -> None:
 def test_a_peer_that_is_not_there_is_absent_and_no_error(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     g = geometry("gdn", head_k=128, head_v=128)
-    t = peers.run(
-        peer, g, Window(max_len=1 if peer == peers.FLASH else 3), 2, from_rate(0.6, 0), bandwidth=4e12
-    )
-    assert "not installed" in str(t.absent)
-    assert (t.refused, t.layer_us) == (None, None)
+    drafts = 0 if peer == peers.FLASH else 2
+    t = peers.run(peer, g, Window(max_len=drafts + 1), 2, from_rate(0.6, drafts), bandwidth=4e12)
+    assert (t.absent, t.refused, t.layer_us) == ("vllm is not installed", None, None)
 
 
 def test_a_peer_is_absent_where_it_cannot_do_the_same() -> None:
@@ -84,6 +82,8 @@ def test_a_peer_is_absent_where_it_cannot_do_the_same() -> None:
 def test_a_peer_computes_the_same_layer(peer: str, gate: str, drafts: int) -> None:
     g, w = geometry(gate, head_k=128, head_v=128), Window(max_len=drafts + 1)
     if (why := peers.absent(peer, g, w)) is not None:
+        broken = any(word in why for word in ("installed", "imported", "has no fused"))
+        assert peer == peers.FLASH or not broken, why
         pytest.skip(why)
     assert peers.disagreement(peer, g, w, from_rate(0.6, drafts), seed=0) is None
 

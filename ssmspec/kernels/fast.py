@@ -52,8 +52,8 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
         out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
         if out.shape[0]:
             tuned = _tuned(g, layer, x)
-            how = _launch(g, layer, x, history)
-            shape = _shape(g, w, layer, x, history, how.warps if tuned else WARPS, tuned)
+            how = _launch(g, layer, x, history) if tuned else Launch(warps=WARPS, registers=None)
+            shape = _shape(g, w, layer, x, history, how.warps, tuned)
             call = _call(g, layer, x, shape, out)
             at = Cursors(
                 rows.contiguous(),

@@ -26,10 +26,13 @@ def absent(peer: str, g: Geometry, w: Window) -> str | None:
         return "vllm decodes single tokens by its Triton kernel"
     if w.max_len > MOST[peer]:
         return f"it serves windows of at most {MOST[peer]} tokens"
-    if peer == FLASH:
-        return _flash(g, w)
-    if importlib.util.find_spec("vllm") is None:
-        return "vllm is not installed"
+    if peer == FLASH and g.arch not in stock_layers.FLASH:
+        return f"it has no kernel for {g.arch}"
+    if peer == FLASH and g.arch is Arch.GDN and (w.max_len > 1 or g.state_dtype is not DType.FP32):
+        return "its gdn keeps one fp32 state of a window, so that no draft can be rejected"
+    for name in ("vllm", "fla") if peer == FLASH else ("vllm",):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed"
     try:
         importlib.import_module("vllm._custom_ops")
     except Exception as error:  # an installation that does not fit this torch fails in any way
@@ -41,15 +44,6 @@ def absent(peer: str, g: Geometry, w: Window) -> str | None:
     ):
         return "it serves fp32 and bf16 states of 128 x 128"
     return None
-
-
-def _flash(g: Geometry, w: Window) -> str | None:
-    if g.arch not in stock_layers.FLASH:
-        return f"it has no kernel for {g.arch}"
-    if g.arch is Arch.GDN and (w.max_len > 1 or g.state_dtype is not DType.FP32):
-        return "its gdn keeps one fp32 state of a window, so that no draft can be rejected"
-    missing = [name for name in ("fla", "vllm") if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(missing)} not installed" if missing else None
 
 
 def layers(peer: str, rig: Rig) -> Stock:

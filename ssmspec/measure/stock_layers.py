@@ -4,6 +4,8 @@ The calls are those of vLLM 0.33.0's ``qwen_gdn_linear_attn.py``, ``kimi_gdn_lin
 a window of one token takes the kernels of its standard decode.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,10 @@ from ssmspec.measure.stock import MAMBA, Stock, found
 OPS = "vllm.third_party.flash_linear_attention.ops"
 KDA = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"
 FLA = "fla.ops"
+
+
+def _apart(t: Tokens) -> dict[str, Tensor]:
+    return {"q": t.q.contiguous(), "k": t.k.contiguous(), "v": t.v.contiguous()}
 
 
 class FusedOp(Stock):
@@ -67,9 +73,7 @@ class Gdn(Stock):
             return out
         t = self.tokens(layer, x)
         y: Tensor = self.windows(
-            q=t.q.contiguous(),
-            k=t.k.contiguous(),
-            v=t.v.contiguous(),
+            **_apart(t),
             initial_state=self.states[layer],
             inplace_final_state=True,
             ssm_state_indices=self.columns,
@@ -179,6 +183,13 @@ class Mamba2(Stock):
         return out
 
 
+def _flash(t: Tokens, gates: dict[str, Tensor]) -> dict[str, Any]:
+    """What flash-linear-attention's kernels take of a layer, to norm and gate in the kernel."""
+    names = "state_v_first", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel"
+    own = {"g": t.a, "beta": t.b, "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
+    return {**_apart(t), **own, **dict.fromkeys(names, True)}
+
+
 class FlaGdn(Gdn):
     """flash-linear-attention's GDN: one state per row, in the order of the batch, made anew by every call."""
 
@@ -193,19 +204,9 @@ class FlaGdn(Gdn):
         p, gates = self.rig.inputs[layer], self.gates(layer)
         t = Tokens.unpack(self.g, x.view(p.x.shape), p.a, p.b)
         y, self.now[layer] = self.op(
-            q=t.q.contiguous(),
-            k=t.k.contiguous(),
-            v=t.v.contiguous(),
-            g=t.a,
-            beta=t.b,
-            A_log=gates["A_log"],
-            dt_bias=gates["dt_bias"],
             initial_state=self.now[layer],
             output_final_state=True,
-            state_v_first=True,
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
+            **_flash(t, gates),
         )
         out: Tensor = y
         return out
@@ -223,23 +224,13 @@ class FlaKda(Kda):
     def core(self, layer: int, x: Tensor) -> Tensor:
         t, gates = self.tokens(layer, x), self.gates(layer)
         y: Tensor = self.op(
-            q=t.q.contiguous(),
-            k=t.k.contiguous(),
-            v=t.v.contiguous(),
-            g=t.a,
-            beta=t.b,
-            A_log=gates["A_log"],
-            dt_bias=gates["dt_bias"],
             initial_state=self.states[layer],
             inplace_final_state=True,
-            state_v_first=True,
             lower_bound=self.g.gate_lower_bound,
             cu_seqlens=self.starts,
             ssm_state_indices=self.columns,
             num_accepted_tokens=self.accepted,
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
+            **_flash(t, gates),
         )[0]
         return y
 
