@@ -1,4 +1,4 @@
-"""Gluon kernels for GDN: the reference's values on the CPU, plain Triton's and native's bits on a GPU."""
+"""The Gluon kernels: the reference's values on the CPU, plain Triton's and native's bits on a GPU."""
 
 import random
 from dataclasses import replace
@@ -17,15 +17,28 @@ from ssmspec.step import Step
 
 pytest.importorskip("triton.experimental.gluon")
 
-from ssmspec.kernels import hopper, hopper_fetch, hopper_prepare, hopper_tile, hopper_verify, selftest
+from ssmspec.kernels import (
+    hopper,
+    hopper_call,
+    hopper_fetch,
+    hopper_prepare,
+    hopper_tile,
+    hopper_verify,
+    selftest,
+)
 from ssmspec.kernels.hopper_tile import Order
 
 Make = pytest.MonkeyPatch
 
 
 def gdn(store: DType = DType.FP32, h: int = 1, hv: int = 2) -> Geometry:
+    return of_arch(Arch.GDN, store, h, hv)
+
+
+def of_arch(arch: Arch, store: DType = DType.FP32, h: int = 1, hv: int = 2) -> Geometry:
+    k, v = hopper.HEAD[arch]
     return Geometry(
-        arch=Arch.GDN, num_layers=1, num_k_heads=h, num_v_heads=hv, head_k=128, head_v=128, state_dtype=store
+        arch=arch, num_layers=1, num_k_heads=h, num_v_heads=hv, head_k=k, head_v=v, state_dtype=store
     )
 
 
@@ -42,24 +55,30 @@ class Draw:
         return torch.randint(0, top, shape, generator=self.noise).to(self.device)
 
     def params(self, g: Geometry) -> LayerParams:
-        return LayerParams(index=0, A_log=self.normal(g.num_v_heads) / 2, dt_bias=self.normal(g.num_v_heads))
+        bias = (g.num_v_heads, g.head_k) if g.arch is Arch.KDA else (g.num_v_heads,)
+        skip = self.normal(g.num_v_heads) if g.arch is Arch.MAMBA2 else None
+        return LayerParams(index=0, A_log=self.normal(g.num_v_heads) / 2, dt_bias=self.normal(*bias), D=skip)
 
     def tokens(self, g: Geometry, batch: int, t: int) -> Tokens:
         h, hv, act = g.num_k_heads, g.num_v_heads, torch.bfloat16
         packed = self.normal(batch, t, 2 * h * g.head_k + hv * g.head_v, dtype=act)
+        gate = (hv, g.head_k) if g.arch is Arch.KDA else (hv,)
+        a = self.normal(batch, t, *gate, dtype=act)
         return Tokens.unpack(
-            g, packed, self.normal(batch, t, hv, dtype=act), self.normal(batch, t, hv, dtype=act)
+            g, packed, a, None if g.arch is Arch.MAMBA2 else self.normal(batch, t, hv, dtype=act)
         )
 
     def layer(self, g: Geometry, slots: int, ring: int) -> Layer:
-        h, hv = g.num_k_heads, g.num_v_heads
-        k = self.normal(slots, h, ring, g.head_k, dtype=torch.bfloat16)
-        records = {
-            "k": k,
-            "rnorm": torch.rsqrt(k.float().square().sum(-1) + 1e-6),
-            "c": self.normal(slots, hv, ring, g.head_v),
-            "decay": torch.rand(slots, hv, ring, generator=self.noise).to(self.device),
-        }
+        hv = g.num_v_heads
+        k = self.normal(slots, g.num_k_heads, ring, g.head_k, dtype=torch.bfloat16)
+        decay = (slots, hv, ring, g.head_k) if g.arch is Arch.KDA else (slots, hv, ring)
+        records = {"k": k, "decay": torch.rand(decay, generator=self.noise).to(self.device)}
+        if g.arch is Arch.MAMBA2:
+            records["dt"] = self.normal(slots, hv, ring)
+            records["x"] = self.normal(slots, hv, ring, g.head_v, dtype=torch.bfloat16)
+        else:
+            records["rnorm"] = torch.rsqrt(k.float().square().sum(-1) + 1e-6)
+            records["c"] = self.normal(slots, hv, ring, g.head_v)
         state = self.normal(slots, hv, g.head_v, g.head_k, dtype=storage(g.state_dtype))
         return Layer(params=self.params(g), state=state, read=None, records=records if ring else {})
 
@@ -73,8 +92,8 @@ def clone(layer: Layer) -> Layer:
 def on_cpu(monkeypatch: Make) -> None:
     modules = [hopper_tile, hopper_fetch, hopper_verify, hopper_prepare]
     for name in ("verify_window", "prepare_window"):
-        monkeypatch.setattr(hopper, name, gluon_on_cpu.Kernel(getattr(hopper, name), modules))
-    monkeypatch.setattr(hopper, "_resident", lambda *_: 3)  # programs: each meets several tiles
+        monkeypatch.setattr(hopper_call, name, gluon_on_cpu.Kernel(getattr(hopper_call, name), modules))
+    monkeypatch.setattr(hopper_call, "_resident", lambda *_: 3)  # programs: each meets several tiles
 
 
 def near(got: Tensor, wanted: Tensor, of: torch.dtype | None = None) -> None:
@@ -100,7 +119,29 @@ def test_a_window_has_the_values_of_the_reference(
     on_cpu: None, policy: str, store: DType, t: int, h: int, hv: int, seed: int, order: Order
 ) -> None:
     """Any ring position and count, wraps and flushes included; a null row, a short and an empty window."""
-    g, w, draw = gdn(store, h, hv), Window(max_len=t, ring_len=11), Draw(seed)
+    _has_the_references_values(gdn(store, h, hv), policy, t, Draw(seed), order)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("arch", [Arch.KDA, Arch.MAMBA2])
+@pytest.mark.parametrize(
+    ("policy", "store", "t", "h", "hv"),
+    [
+        ("recover", DType.FP32, 3, 1, 2),
+        ("every-step", DType.FP16, 4, 1, 2),
+        ("checkpointing", DType.FP32, 4, 2, 2),
+        ("checkpointing", DType.FP16, 5, 1, 2),
+    ],
+)
+def test_kda_and_mamba2_have_the_values_of_the_reference(
+    on_cpu: None, arch: Arch, policy: str, store: DType, t: int, h: int, hv: int
+) -> None:
+    """What their window needs of its tokens comes from the plain kernels' own launch, interpreted."""
+    _has_the_references_values(of_arch(arch, store, h, hv), policy, t, Draw(t), Order.CHAIN)
+
+
+def _has_the_references_values(g: Geometry, policy: str, t: int, draw: Draw, order: Order) -> None:
+    w = Window(max_len=t, ring_len=11)
     ring = layout.ring(policy, w)
     past = None
     if policy != "recover":
@@ -117,7 +158,7 @@ def test_a_window_has_the_values_of_the_reference(
     near(got, wanted)
     near(ours.state, theirs.state)
     for name in start.records:
-        near(ours.records[name], theirs.records[name], of=storage(store))
+        near(ours.records[name], theirs.records[name], of=storage(g.state_dtype))
     assert not got[2:].any()
     for slot in (0, 2, 4, 5):
         assert torch.equal(ours.state[slot], start.state[slot])
@@ -158,7 +199,7 @@ def test_snapshots_hold_every_tokens_state(on_cpu: None) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"arch": Arch.KDA}, "arch=kda"),
+        ({"arch": Arch.MAMBA2}, "arch=mamba2: head_k=128, head_v=128"),
         ({"head_k": 64}, "head_k=64"),
         ({"state_dtype": DType.NVFP4}, "state_dtype=nvfp4"),
         ({"act_dtype": DType.FP32}, "act_dtype=float32"),
@@ -230,12 +271,26 @@ def _policy(name: str, g: Geometry, w: Window, start: Tensor, kernels: Kernels) 
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("store", [DType.FP32, DType.BF16, DType.FP16])
 @pytest.mark.parametrize(
-    ("t", "ring", "h", "hv"), [(1, 5, 2, 4), (4, 11, 4, 8), (8, 16, 3, 9), (16, 32, 2, 4)]
+    ("arch", "t", "ring", "h", "hv"),
+    [
+        (Arch.GDN, 1, 5, 2, 4),
+        (Arch.GDN, 4, 11, 4, 8),
+        (Arch.GDN, 8, 16, 3, 9),
+        (Arch.GDN, 16, 32, 2, 4),
+        (Arch.KDA, 1, 5, 2, 4),
+        (Arch.KDA, 4, 11, 4, 4),
+        (Arch.KDA, 16, 32, 3, 3),
+        (Arch.MAMBA2, 1, 5, 1, 4),
+        (Arch.MAMBA2, 4, 11, 2, 6),
+        (Arch.MAMBA2, 16, 32, 1, 2),
+    ],
 )
-def test_policies_have_natives_bits(t: int, ring: int, h: int, hv: int, store: DType, drops: bool) -> None:
+def test_policies_have_natives_bits(
+    arch: Arch, t: int, ring: int, h: int, hv: int, store: DType, drops: bool
+) -> None:
     """64 chained windows with ragged lengths, null rows and rows that change places; dropped windows without native."""
     g, w, chance, draw = (
-        gdn(store, h, hv),
+        of_arch(arch, store, h, hv),
         Window(max_len=t, ring_len=ring),
         random.Random(t),
         Draw(t, "cuda"),
@@ -243,7 +298,7 @@ def test_policies_have_natives_bits(t: int, ring: int, h: int, hv: int, store: D
     from ssmspec.kernels import triton_backend
 
     kernels, batch = triton_backend.make(g, w), 5
-    start = draw.normal(batch + 3, hv, 128, 128, dtype=storage(store))
+    start = draw.normal(batch + 3, hv, g.head_v, g.head_k, dtype=storage(store))
     names = [n for n in layout.POLICY_NAMES if not (drops and n == "native")]
     players = [_policy(n, g, w, start, kernels) for n in names]
     slots = list(range(1, batch + 1))
@@ -267,6 +322,38 @@ def test_policies_have_natives_bits(t: int, ring: int, h: int, hv: int, store: D
             for player in players:
                 player.settle(live)
             assert all(torch.equal(p.checkpoint(0)[live], players[0].checkpoint(0)[live]) for p in players)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["native", "recover", "checkpointing"])
+@pytest.mark.parametrize("store", [DType.FP32, DType.BF16, DType.FP16])
+@pytest.mark.parametrize(
+    ("arch", "h", "hv", "t"),
+    [(Arch.KDA, 32, 32, 4), (Arch.KDA, 2, 4, 7), (Arch.MAMBA2, 2, 32, 4), (Arch.MAMBA2, 1, 3, 8)],
+)
+def test_kda_and_mamba2_have_the_bits_of_the_plain_kernels(
+    arch: Arch, h: int, hv: int, t: int, store: DType, policy: str
+) -> None:
+    """So prompt chunks, which the plain kernels serve, have the bits of windows."""
+    from ssmspec.kernels import triton_backend
+
+    g, w, draw = of_arch(arch, store, h, hv), Window(max_len=t, ring_len=2 * t), Draw(t, "cuda")
+    ring, past, snapshots = layout.ring(policy, w), None, None
+    if policy == "checkpointing":
+        count = draw.ints((ring.limit or t) + 1, 6).int()
+        ends = draw.ints(1 << ring.capacity, 6) if layout.rounds_at_ends(policy, g, w) else None
+        past = History(base=draw.ints(ring.capacity, 6).int(), count=count, limit=ring.limit, ends=ends)
+    if policy == "native":
+        snapshots = torch.arange(4 * t, device="cuda").view(4, t) + 6
+    x, start = draw.tokens(g, 4, t), draw.layer(g, 6 + 4 * t, 0 if policy == "native" else ring.capacity)
+    rows, lens = torch.tensor([3, 1, 0, 5], device="cuda"), torch.tensor([t, t - 1, t, 1], device="cuda")
+    results = []
+    for verify in (triton_backend._Exact(g), hopper.make_verify(g, w, selftest.order_of(g))):
+        layer = clone(start)
+        out = verify(layer, x, rows, lens, history=past, snapshots=snapshots)
+        results.append([out, layer.state, *layer.records.values()])
+    for plain, ours in zip(*results, strict=True):
+        assert torch.equal(plain, ours)
 
 
 @pytest.mark.gpu

@@ -6,11 +6,11 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from ssmspec.geometry import Geometry, Window
+from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing
-from ssmspec.kernels.hopper import Call
+from ssmspec.kernels.hopper_call import Call
 from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
 from ssmspec.kernels.hopper_tile import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
@@ -31,7 +31,7 @@ class Unconvolved(Tokens):
 
 
 def serves(g: Geometry, w: Window) -> bool:
-    return hopper.runs_here() and hopper.unsupported(g, w) is None
+    return g.arch is Arch.GDN and hopper.runs_here() and hopper.unsupported(g, w) is None
 
 
 class FusedStep(LayerStep):
@@ -82,10 +82,10 @@ class FusedVerify:
         if not isinstance(x, Unconvolved):
             return self.inner(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
         how, shape = hopper.shape_of(self.g, self.w, self.order, layer, x, history, snapshots)
-        call = Call.of(layer, x, shape.WINDOW, history, snapshots)
+        call = Call.of(layer, x, shape, history, snapshots)
         if len(rows):
             _convolve(call, layer, x, rows.contiguous(), lens.contiguous(), shape)
-            call.verify(shape, how.registers, self.programs)
+            call.verify(layer, shape, how.registers, self.programs)
         return call.out
 
 

@@ -1,4 +1,4 @@
-"""A tile of GDN state in registers, and its arithmetic in an explicit order, for the Gluon kernels.
+"""A tile of state in registers, and its arithmetic in an explicit order, for the Gluon kernels.
 
 A plain Triton kernel cannot choose how a [BV, K] tile lies in registers: a row is spread over 16 or 32 lanes, and
 every sum over K is mostly shuffles. Here a lane keeps K / LANES keys of a row, and does the same additions in the
@@ -54,6 +54,7 @@ REVISION = revision(__file__)
 class Shape:
     """What a verify kernel is compiled for."""
 
+    ARCH: str = "gdn"
     H: int
     HV: int
     K: int
@@ -73,6 +74,25 @@ class Shape:
     @property
     def WINDOW(self) -> int:
         return power_of_2(self.T)
+
+    @property
+    def MAMBA(self) -> bool:
+        return self.ARCH == "mamba2"
+
+    @property
+    def CHANNELS(self) -> bool:
+        """Whether decays are per channel."""
+        return self.ARCH == "kda"
+
+    @property
+    def SWAPS(self) -> bool:
+        """Whether CHAIN's swapped rows are swapped: for GDN, so that the bits are vLLM's. The other recurrences have
+        those of kernels/window.py, which swaps none."""
+        return self.ARCH == "gdn"
+
+    @property
+    def CHUNKS(self) -> int:
+        return self.K // self.CHUNK
 
     @property
     def SCALE(self) -> float:

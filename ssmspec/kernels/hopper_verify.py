@@ -1,4 +1,4 @@
-"""The GDN window in one persistent Gluon kernel: replay, flush, verify, then snapshots or records.
+"""A window in one persistent Gluon kernel: replay, flush, verify, then snapshots or records.
 
 A program walks over tiles (batch row, value head, V block). While it computes one, the state, tokens and records of
 its next are on their way into shared memory.
@@ -30,6 +30,7 @@ from ssmspec.kernels.hopper_fetch import (
     read_row,
     slot_of,
     state_at,
+    updates_of,
 )
 from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, rows_of_tile, view
 
@@ -38,7 +39,7 @@ from ssmspec.kernels.hopper_tile import async_load, barrier, dims, dot, rows_of_
 def _keep(memory, x, ROWS: gl.constexpr, c: gl.constexpr):
     """Store [ROWS, K] in chunks."""
     APART: gl.constexpr = c.APART
-    shape: gl.constexpr = [ROWS * (c.K // c.CHUNK), c.CHUNK]
+    shape: gl.constexpr = [ROWS * c.CHUNKS, c.CHUNK]
     view(memory, shape, APART).store(gl.reshape(x, shape))
 
 
@@ -55,12 +56,16 @@ def _normalise(s, past, buffer, c: gl.constexpr):
     WINDOW: gl.constexpr = c.WINDOW
     HISTORY: gl.constexpr = c.HISTORY
     rows = view(s.factors, dims(8, c.WINDOW), FLAT)
-    k = s.raw_k.load(EACH).to(gl.float32) * rows.index(4 * buffer).load(gl.SliceLayout(1, EACH))[:, None]
-    q = s.raw_q.load(EACH).to(gl.float32) * rows.index(4 * buffer + 1).load(gl.SliceLayout(1, EACH))[:, None]
+    k, q = s.raw_k.load(EACH).to(gl.float32), s.raw_q.load(EACH).to(gl.float32)
+    if not c.MAMBA:
+        k = k * rows.index(4 * buffer).load(gl.SliceLayout(1, EACH))[:, None]
+        q = q * rows.index(4 * buffer + 1).load(gl.SliceLayout(1, EACH))[:, None] * c.SCALE
     _keep(s.k, k, WINDOW, c)
-    _keep(s.q, q * c.SCALE, WINDOW, c)
+    _keep(s.q, q, WINDOW, c)
     if c.HISTORY:
-        k = past.raw_k.load(EACH).to(gl.float32) * past.rnorm.load(gl.SliceLayout(1, EACH))[:, None]
+        k = past.raw_k.load(EACH).to(gl.float32)
+        if not c.MAMBA:
+            k = k * past.rnorm.load(gl.SliceLayout(1, EACH))[:, None]
         _keep(past.k, k, HISTORY, c)
 
 
@@ -90,8 +95,10 @@ def _rounded(h, DTYPE: gl.constexpr):
 def _apply(h, past, j, c: gl.constexpr):
     """One record. The fma is the one that the token loop's update is: a contracted h * decay + c k^T is another."""
     k = _kept(past.k, j, c)
-    u = past.c.index(j).load(gl.SliceLayout(1, c.TILE)).to(gl.float32)
-    return gl.fma(u[:, None], k, h * _scalar(past.decay, j, c))
+    u = past.c.index(j).load(gl.SliceLayout(1, c.TILE)).to(gl.float32)[:, None]
+    if c.MAMBA:
+        u = u * _scalar(past.dt, j, c)
+    return gl.fma(u, k, h * (_kept(past.decay, j, c) if c.CHANNELS else _scalar(past.decay, j, c)))
 
 
 @gluon.jit
@@ -115,16 +122,23 @@ def _replay(h, past, count, ends, DTYPE: gl.constexpr, c: gl.constexpr):
 
 
 @gluon.jit
-def _token(h, s, t, buffer, first, c: gl.constexpr):
-    """The state after token t, its c and its output."""
+def _token(h, s, t, buffer, first, skip, c: gl.constexpr):
+    """The state after token t, its c (Mamba2: x) and its output."""
     k = _kept(s.k, t, c)
     v = s.v.index(buffer * c.WINDOW + t).load(c.spread(c.TURNS)).to(gl.float32)
     at = (buffer * 4 + 2) * c.WINDOW + t
-    h = h * _scalar(s.factors, at, c)
-    u = (v - dot(h, k, first, True, c)) * s.factors.index(at + c.WINDOW).load(c.spread(c.TURNS))
+    beta = s.factors.index(at + c.WINDOW).load(c.spread(c.TURNS))
+    h = h * (_kept(s.decays, buffer * c.WINDOW + t, c) if c.CHANNELS else _scalar(s.factors, at, c))
+    if c.MAMBA:
+        u = v * beta
+    else:
+        u = (v - dot(h, k, first, c.SWAPS, c)) * beta
     q = _kept(s.q, t, c)
     h = gl.fma(rows_of_tile(u, c), k, h)
-    return h, u, dot(h, q, first, False, c)
+    o = dot(h, q, first, False, c)
+    if skip is not None:
+        o = gl.fma(skip, v, o)
+    return h, v if c.MAMBA else u, o
 
 
 @gluon.jit
@@ -136,13 +150,14 @@ def verify_window(
     x,
     strides,
     prepared,
+    D,
     snapshots,
     out,
     num_tiles,
     c: gl.constexpr,
 ):
     """Grid: any number of programs. Reads state, tokens and committed records; writes ``out``, and as the shape says
-    the flushed state, snapshots, or c of the window's records. A tile is loaded before any of it is stored."""
+    the flushed state, snapshots, or c (x) of the window's records. A tile is loaded before any of it is stored."""
     DTYPE: gl.constexpr = state.dtype.element_ty
     TILE: gl.constexpr = c.TILE
     LINES: gl.constexpr = c.lines(c.K, 16 // c.CHUNK)
@@ -158,7 +173,7 @@ def verify_window(
     if field(row, LEN) > 0:
         _, hv, first = place(tile, c)
         async_load(s.state, state_at(state, state_stride, row >> ROW, hv, first, LINES, c))
-        fetch_window(s, 0, x, strides, prepared.factors, row, tile, c)
+        fetch_window(s, 0, x, strides, prepared, row, tile, c)
         if c.HISTORY:
             fetch_keys(past, records, record_strides, row, tile, c)
             fetch_updates(past, records, record_strides, row, tile, c)
@@ -173,10 +188,11 @@ def verify_window(
         if field(next_row, LEN) > 0:
             _, hv, first = place(tile + step, c)
             async_load(s.state, state_at(state, state_stride, next_row >> ROW, hv, first, LINES, c))
-            fetch_window(s, 1 - buffer, x, strides, prepared.factors, next_row, tile + step, c)
+            fetch_window(s, 1 - buffer, x, strides, prepared, next_row, tile + step, c)
             if c.HISTORY:
                 fetch_keys(past, records, record_strides, next_row, tile + step, c)
         b, hv, first = place(tile, c)
+        skip = None if D is None else gl.load(D + hv)
         count = field(row, COUNT)
         if c.HISTORY:
             barrier()
@@ -190,7 +206,7 @@ def verify_window(
         barrier()  # here, so that none is needed for each token
         p_out = out + (b * (c.T * c.HV * c.V) + hv * c.V + first) + v
         for t in range(field(row, LEN)):
-            h, u, o = _token(h, s, t, buffer, first, c)
+            h, u, o = _token(h, s, t, buffer, first, skip, c)
             gl.store(p_out + t * (c.HV * c.V), o.to(out.dtype.element_ty))
             if c.SNAPSHOTS:
                 to = gl.load(snapshots + b * c.T + t)
@@ -198,8 +214,9 @@ def verify_window(
                     gl.store(state_at(state, state_stride, to, hv, first, TILE, c), h.to(DTYPE))
             elif c.R > 0:
                 p = hv * c.R + position(field(row, BASE), count + t, c)
-                p_c = records.c + slot_of(row) * record_strides.c + (p * c.V + first) + v
-                gl.store(p_c, u.to(records.c.dtype.element_ty))
+                p_c = updates_of(records, c) + slot_of(row) * updates_of(record_strides, c)
+                p_c = p_c + (p * c.V + first) + v
+                gl.store(p_c, u.to(updates_of(records, c).dtype.element_ty))
         for t in range(field(row, LEN), c.T):
             gl.store(p_out + t * (c.HV * c.V), gl.full([c.BV], 0, out.dtype.element_ty, v.type.layout))
         buffer = 1 - buffer

@@ -3,7 +3,9 @@
 Any tile gives the same bits (kernels/triton_recurrence.py), so these numbers are about speed alone.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import triton
 from torch import Tensor
@@ -105,6 +107,11 @@ def shape_of(g: Geometry, tile: Tile, ring: int) -> Shape:
         C=tile.chunk,
         COMPILED=not triton.knobs.runtime.interpret,
     )
+
+
+def strides(kind: Callable[..., Any], tensors: Iterable[Tensor | None]) -> Any:
+    """Over (batch, token, head), in the same places."""
+    return kind(*(None if t is None else t.stride()[:3] for t in tensors))
 
 
 def row_step(name: str, t: Tensor) -> int:

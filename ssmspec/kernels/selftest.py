@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmspec.geometry import Geometry, Window
+from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import hopper
 from ssmspec.kernels.base import History, Layer, LayerParams, Noise, Tokens, Verify
-from ssmspec.kernels.hopper_fetch import Inputs
 from ssmspec.kernels.hopper_tile import Order
+from ssmspec.kernels.window import Inputs
 from ssmspec.pool import storage
 
 ROWS = 2  # of the trial batch
@@ -183,7 +183,12 @@ def find_order(
 
 
 def order_of(g: Geometry, w: Window = TOKENS, device: str = "cuda", peers: tuple[Peer, ...] = ()) -> Order:
-    """The order that ``find_order`` found. Raises OrderError with its sentence where there is none."""
+    """The order that ``find_order`` found; for KDA and Mamba2 that of kernels/window.py, whose source fixes it.
+
+    Raises OrderError with the finding's sentence where there is none.
+    """
+    if g.arch is not Arch.GDN:
+        return Order.CHAIN
     finding = find_order(g, w, device, peers)
     if finding.order is None:
         raise OrderError(finding.sentence)

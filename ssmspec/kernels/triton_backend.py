@@ -1,19 +1,17 @@
 """The backend ``triton``: both primitives as Triton kernels."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
-from ssmspec.kernels import hopper, selftest
+from ssmspec.kernels import hopper, prepare, selftest
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.fast import make_verify
+from ssmspec.kernels.fast_shape import Cursors
 from ssmspec.kernels.fold_layers import Fold
-from ssmspec.kernels.launch import column, head_tile, row_step, shape_of, window_tile
-from ssmspec.kernels.prepare import prepare
+from ssmspec.kernels.launch import column, row_step, shape_of, strides, window_tile
+from ssmspec.kernels.prepare import Room
 from ssmspec.kernels.triton_cursors import advance
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs, Past, Prepared, window
@@ -46,15 +44,9 @@ def _check_packed(x: Tokens) -> None:
         raise ValueError(f"a has strides {x.a.stride()}: the last must be 1")
 
 
-def _inputs(x: Tokens) -> tuple[Inputs, Inputs]:
+def _inputs(x: Tokens) -> Inputs:
     _check_packed(x)
-    tokens = Inputs(x.q, x.k, x.v, x.a, x.b)
-    return tokens, _strides(Inputs, tokens)
-
-
-def _strides(kind: Callable[..., Any], tensors: Iterable[Tensor | None]) -> Any:
-    """Over (batch, token, head), in the same places."""
-    return kind(*(None if t is None else t.stride()[:3] for t in tensors))
+    return Inputs(x.q, x.k, x.v, x.a, x.b)
 
 
 def _records(layer: Layer) -> tuple[Records, Records]:
@@ -87,33 +79,16 @@ class _Exact:
             return out
         rows, lens = column("rows", rows), column("lens", lens)
         past = Past() if history is None else Past(history.base, history.count, history.ends)
-        records, record_steps = _records(layer) if snapshots is None else (Records(), Records())
-        heads, tile = head_tile(g), window_tile(g, t, batch, history is not None)
-        p, made = layer.params, _scratch(g, x)
-        blocks = triton.cdiv(g.num_k_heads, heads.lanes_v) + 1
-        if g.arch is Arch.KDA:
-            blocks += triton.cdiv(g.num_v_heads, heads.lanes_v)
-        prepare[(t, blocks, batch)](
-            *_inputs(x),
-            p.A_log,
-            p.dt_bias,
-            made.k,
-            made.q,
-            made.decay,
-            made.beta,
-            rows,
-            lens,
-            t,
-            past,
-            records,
-            record_steps,
-            shape_of(g, heads, layer.capacity),
-            **heads.options,
-        )
+        records = _records(layer) if snapshots is None else (Records(), Records())
+        tile, made = window_tile(g, t, batch, history is not None), _scratch(g, x)
+        limit = 0 if history is None else history.limit
+        room = Room(made.decay, made.beta, made.k, made.q)
+        at = Cursors(rows, None, lens, past.base, past.count, limit)
+        prepare.launch(g, layer, _inputs(x), room, at, records)
         window[(triton.cdiv(g.head_v, tile.rows), g.num_v_heads, batch)](
             made,
-            _strides(Prepared, made),
-            p.D,
+            strides(Prepared, made),
+            layer.params.D,
             layer.state,
             row_step("state", layer.state),
             layer.rows,
@@ -123,9 +98,8 @@ class _Exact:
             t,
             None if snapshots is None else snapshots.contiguous(),
             past,
-            0 if history is None else history.limit,
-            records,
-            record_steps,
+            limit,
+            *records,
             shape_of(g, tile, layer.capacity),
             **tile.options,
         )
