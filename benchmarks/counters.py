@@ -1,7 +1,7 @@
 """What Nsight Compute counts in whole layers, DRAM bytes beside those that measure/traffic predicts, as JSON.
 
-python benchmarks/counters.py MODEL POLICY MODE STATE T RATE BATCH, for instance:
-qwen3.5-4b checkpointing exact float32 4 0.811 256
+python benchmarks/counters.py MODEL POLICY MODE STATE T RING RATE BATCH, for instance:
+qwen3.5-4b checkpointing exact float32 4 8 0.811 256
 """
 
 import csv
@@ -26,16 +26,19 @@ SUMS = {
 SHARES = {
     "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "issue": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
+    "fma": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed",
+    "l1": "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
 }
 
 
-def profiled(model: str, policy: str, mode: str, state: str, t: str, rate: str, batch: str) -> None:
+def profiled(model: str, policy: str, *rest: str) -> None:
     """Steps of a rig that has run a cycle before, between the profiler's marks."""
     import torch
 
     from ssmspec.measure.rig import Rig
 
-    g, w, accepted = shape(model, mode, state, t, rate)
+    *rest, batch = rest
+    g, w, accepted = shape(model, *rest)
     one = replace(g, num_layers=LAYERS)
     rig = Rig(policy, one, w, int(batch), accepted, steps=16, seed=0, device="cuda", backend="triton")
     rig.spread()
@@ -49,9 +52,12 @@ def profiled(model: str, policy: str, mode: str, state: str, t: str, rate: str, 
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def shape(model: str, mode: str, state: str, t: str, rate: str) -> tuple[Geometry, Window, Acceptance]:
+def shape(
+    model: str, mode: str, state: str, t: str, ring: str, rate: str
+) -> tuple[Geometry, Window, Acceptance]:
     g = replace(presets.load(model).geometry, state_dtype=DType(state))
-    return g, Window(max_len=int(t), mode=Mode(mode)), acceptance.from_rate(float(rate), int(t) - 1)
+    w = Window(max_len=int(t), ring_len=int(ring), mode=Mode(mode))
+    return g, w, acceptance.from_rate(float(rate), w.max_len - 1)
 
 
 def launches(*arguments: str) -> Iterator[tuple[str, dict[str, float]]]:

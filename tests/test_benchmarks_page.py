@@ -80,7 +80,16 @@ def test_the_recurrence_alone_has_a_table_of_its_own() -> None:
 
 def test_counted_bytes_stand_beside_the_predicted() -> None:
     """Two layers, five steps: a tenth of the sums is a layer's step."""
-    small = {"launches": 10.0, "read_bytes": 1e3, "write_bytes": 0.0, "ns": 1e4, "dram": 1.0, "issue": 1.0}
+    small = {
+        "launches": 10.0,
+        "read_bytes": 1e3,
+        "write_bytes": 0.0,
+        "ns": 1e4,
+        "dram": 1.0,
+        "issue": 1.0,
+        "fma": 1.0,
+        "l1": 1.0,
+    }
     large = {
         "launches": 10.0,
         "read_bytes": 1.5e9,
@@ -88,12 +97,14 @@ def test_counted_bytes_stand_beside_the_predicted() -> None:
         "ns": 2e6,
         "dram": 84.6,
         "issue": 30.2,
+        "fma": 12.4,
+        "l1": 5.0,
     }
     run = row("recover", None, model="m", layers=2, steps=5, measured_bytes=2.1e9, predicted_bytes=2e9,
               kernels={"window": large, "tiny": small})  # fmt: skip
     text = counters([run])
-    assert "| m, recover, fp32 T=4, B=256 | | | | 210 (+5.0 %) | 200 |" in text
-    assert "| `window` | 200 | 85 % | 30 % | 210 | |" in text
+    assert "| m, recover, fp32 T=4, B=256 | | | | | | 210 (+5.0 %) | 200 |" in text
+    assert "| `window` | 200 | 85 % | 30 % | 12 % | 5 % | 210 | |" in text
     assert "tiny" not in text
 
 

@@ -59,21 +59,23 @@ def tables(records: Sequence[Mapping[str, Any]], *, core: bool = False) -> str:
 def counters(records: Sequence[Mapping[str, Any]]) -> str:
     """A row per run with its bytes, and a row per kernel of it: its time, and its shares of what the GPU could do."""
     lines = [
-        "| of a layer and step | us | DRAM busy | issue slots | MB counted | MB predicted |",
-        "|---" * 6 + "|",
+        "| of a layer and step | us | DRAM busy | issue slots | FMA pipe | shared memory "
+        "| MB counted | MB predicted |",
+        "|---" * 8 + "|",
     ]
     for record in records:
         times = record["layers"] * record["steps"]
         measured, predicted = (record[f"{name}_bytes"] / times / 1e6 for name in ("measured", "predicted"))
         off = f"{measured / predicted - 1:+.1%}".replace("%", " %")
         what = f"{record['model']}, {_name(record)}, {_column(record)}, B={record['batch']}"
-        lines.append(f"| {what} | | | | {measured:.0f} ({off}) | {predicted:.0f} |")
+        lines.append(f"| {what} | | | | | | {measured:.0f} ({off}) | {predicted:.0f} |")
         all_ns = sum(k["ns"] for k in record["kernels"].values())
         for name, k in record["kernels"].items():
             if k["ns"] > LEAST * all_ns:
                 mb = (k["read_bytes"] + k["write_bytes"]) / times / 1e6
                 us = k["ns"] / times / 1e3
-                lines.append(f"| `{name}` | {us:.0f} | {k['dram']:.0f} % | {k['issue']:.0f} % | {mb:.0f} | |")
+                shares = " | ".join(f"{k[share]:.0f} %" for share in ("dram", "issue", "fma", "l1"))
+                lines.append(f"| `{name}` | {us:.0f} | {shares} | {mb:.0f} | |")
     return "\n".join(lines) + "\n"
 
 
