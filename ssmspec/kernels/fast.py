@@ -1,6 +1,7 @@
 """Fast mode's verify: one launch for what the tokens do to each other, one for the window."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +13,15 @@ from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import choices, fast_channels, fast_couplings, fast_dot, fast_mma
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel, Launch
-from ssmspec.kernels.fast_shape import Couplings, Cursors, Shape
+from ssmspec.kernels.fast_shape import Couplings, Cursors, Gates, Shape
 from ssmspec.kernels.fast_tile import Call
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS
+from ssmspec.kernels.norm import GatedNorm
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs
+from ssmspec.step import Step
+
+Couple = Callable[[Geometry, Layer, Tokens, Call, Cursors, Shape], None]
 
 WARPS = 4
 MAX_REGISTERS = {
@@ -29,10 +34,46 @@ COUPLE_REGISTERS = 128  # a program is one warp, and mostly waits: sixteen fit o
 LEAST_PAST = 16  # records: the depth of a product
 
 
-def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
+@dataclass(frozen=True, kw_only=True)
+class Gated(Tokens):
+    """Tokens whose outputs verify is to norm and gate too: in the window's launch where a norm is of one head's V."""
+
+    norm: GatedNorm
+    z: Tensor  # [B, T, HV, V] of any strides over neighbours of V
+    weight: Tensor  # as GatedNorm has it
+    step: Step
+
+    def apart(self, y: Tensor) -> Tensor:
+        return self.norm(y, self.z, self.weight, self.step)
+
+
+def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:
+    """Launch what works out the couplings ``call.w``, and stores the window's records of keys and gates."""
+    kernel = fast_channels.couple if c.CHANNELS else fast_couplings.couple
+    p = layer.params
+    kernel[(call.out.shape[0] * c.HV // c.HEADS,)](
+        call.w,
+        call.x,
+        call.x_step,
+        p.A_log,
+        p.dt_bias,
+        p.D,
+        at,
+        call.rec,
+        call.rec_step,
+        _operand(g),
+        c,
+        num_warps=1,
+        maxnreg=None if c.CHANNELS else COUPLE_REGISTERS,
+        enable_fp_fusion=True,
+    )
+
+
+def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) -> Verify:
     """Verify through matrix products, at fp32 grade; ``exact`` where snapshots are asked for.
 
-    A row that overfills its ring answers from the old checkpoint and its records, and is folded afterwards.
+    A row that overfills its ring answers from the old checkpoint and its records, and is folded afterwards. The
+    outputs of Gated tokens are normed and gated.
     """
     programs: dict[Any, int] = {}
 
@@ -47,7 +88,8 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
         noise: Noise | None = None,
     ) -> Tensor:
         if snapshots is not None:
-            return exact(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
+            out = exact(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
+            return x.apart(out) if isinstance(x, Gated) else out
         assert noise is None
         out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
         if out.shape[0]:
@@ -63,12 +105,14 @@ def make_verify(g: Geometry, w: Window, exact: Verify) -> Verify:
                 None if history is None else history.count,
                 0 if history is None else history.limit,
             )
-            _couple(g, layer, call[0], at, call[1])
+            couple(g, layer, x, call, at, shape)
             if tuned:
-                _multiply(*call, programs, how.registers)
+                _multiply(call, shape, programs, how.registers)
             else:
-                _multiply_anywhere(*call, at, _operand(g))
-        return out
+                _multiply_anywhere(call, shape, at, _operand(g))
+            if shape.GATE is not None:
+                return out
+        return x.apart(out) if isinstance(x, Gated) else out
 
     return verify
 
@@ -120,10 +164,17 @@ def _shape(
         HP=triton.next_power_of_2(longest) if history else 0,
         BV=16 * warps,
         HEADS=1 if g.arch is Arch.KDA else next(n for n in (4, 2, 1) if g.group % n == 0),
+        GATE=str(x.norm.gate) if isinstance(x, Gated) and tuned and _norms(g, x, warps) else None,
+        EPS=x.norm.eps if isinstance(x, Gated) else 0.0,
     )
 
 
-def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> tuple[Call, Shape]:
+def _norms(g: Geometry, x: Gated, warps: int) -> bool:
+    """Whether the Gluon kernel norms: it keeps one tile's outputs while it works on the next."""
+    return x.norm.group == g.head_v and not x.norm.gate_first and g.head_v <= 2 * 16 * warps
+
+
+def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:
     def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device=out.device)
 
@@ -133,7 +184,7 @@ def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> tuple[
     assert len(layer.state) <= MAX_ROWS
     assert all(len(field) <= MAX_SLOTS for field in layer.records.values())
     assert all(field[0].is_contiguous() for field in layer.records.values())
-    call = Call(
+    return Call(
         state=layer.state,
         row=layer.state.stride(0),
         w=Couplings(
@@ -147,30 +198,19 @@ def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> tuple[
         out=out,
         rec=Records(**layer.records),
         rec_step=Records(**{name: field.stride(0) for name, field in layer.records.items()}),
+        gates=_gates(x) if c.GATE else None,
         tiles=batch * c.HV * c.BLOCKS,
     )
-    return call, c
 
 
-def _couple(g: Geometry, layer: Layer, call: Call, at: Cursors, c: Shape) -> None:
-    kernel = fast_channels.couple if c.CHANNELS else fast_couplings.couple
-    p = layer.params
-    kernel[(call.out.shape[0] * c.HV // c.HEADS,)](
-        call.w,
-        call.x,
-        call.x_step,
-        p.A_log,
-        p.dt_bias,
-        p.D,
-        at,
-        call.rec,
-        call.rec_step,
-        _operand(g),
-        c,
-        num_warps=1,
-        maxnreg=None if c.CHANNELS else COUPLE_REGISTERS,
-        enable_fp_fusion=True,
-    )
+def _gates(x: Tokens) -> Gates:
+    assert isinstance(x, Gated)
+    assert x.z.shape == x.v.shape
+    assert x.z.stride(3) == 1
+    assert x.weight.numel() == x.norm.group
+    assert x.weight.is_contiguous()
+    assert x.z.stride(0) * len(x.z) < 2**31, "z needs 64-bit offsets"
+    return Gates(x.z, x.z.stride()[:3], x.weight)
 
 
 def _multiply(call: Call, c: Shape, programs: dict[Any, int], registers: int | None) -> None:
@@ -184,7 +224,7 @@ def _multiply(call: Call, c: Shape, programs: dict[Any, int], registers: int | N
         by_shared = SHARED_A_PROCESSOR // (kernel.metadata.shared + SHARED_RESERVED)
         processors = torch.cuda.get_device_properties(call.out.device).multi_processor_count
         programs[key] = max(1, min(by_registers, by_shared)) * processors
-    fast_mma.window[(min(call.tiles, programs[key]),)](call, c, **options)
+    fast_mma.window[(min(call.tiles // c.BLOCKS, programs[key]),)](call, c, **options)
 
 
 def _multiply_anywhere(call: Call, c: Shape, at: Cursors, operand: tl.dtype) -> None:

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from ssmspec.kernels.fast_norm import gate, load_gate, store_normed
 from ssmspec.kernels.fast_tile import (
     CURSORS,
     Shared,
@@ -18,10 +19,13 @@ from ssmspec.kernels.fast_tile import (
     fetch,
     fetch_cursor,
     load,
+    nth,
     place,
+    rounded,
     silence,
     state_at,
-    store,
+    store_outputs,
+    store_updates,
     updates_at,
     vectors_at,
 )
@@ -160,16 +164,28 @@ def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
 
 
 @gluon.jit
-def _answer(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+def _answer(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
+    """-> updates and outputs, [BV, tokens] each."""
     y = _see(shared, i, loaded, M, c)
     if c.MAMBA:
-        store(loaded[3], y + product(loaded[3], loaded[2]), cursor, tile, a, c)
+        update = loaded[3]
+        o = y + product(loaded[3], loaded[2])
     else:
         update, o = _solve(y, loaded[2], loaded[3], M, c)
-        store(update, o, cursor, tile, a, c)
-    if c.HP > 0:
-        if (cursor >> 18) & 1 != 0:
-            _fold(shared, i, loaded, cursor, tile, a, M, c)
+    return update, o
+
+
+@gluon.jit
+def _put(o, i, before, waits, loaded, tile, a, c: gl.constexpr):
+    """Store a tile's outputs; where they are normed, those of all of a head with its last -> what waits for the rest."""
+    squares, gated = gate(o, loaded, c)
+    if c.BLOCKS == 1:
+        store_normed(squares, gated, tile, a, c)
+    elif i % c.BLOCKS == 1:
+        squares = squares + before
+        store_normed(squares, waits, tile - 1, a, c)
+        store_normed(squares, gated, tile, a, c)
+    return squares, gated
 
 
 @gluon.jit
@@ -190,27 +206,40 @@ def window(a, c: gl.constexpr):
         gl.allocate_shared_memory(PROBE, [BUFFERS, PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
         gl.allocate_shared_memory(gl.int64, [CURSORS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )
-    tile = gl.program_id(0)
-    step = gl.num_programs(0)
     for i in gl.static_range(3):
-        fetch_cursor(shared, i, tile + i * step, a, c)
+        fetch_cursor(shared, i, nth(i, c), a, c)
     async_copy.commit_group()
     async_copy.wait_group(0)
     cursor = cursor_of(shared, 0)
+    tile = nth(0, c)
     fetch(shared, 0, cursor, tile, a, c)
     async_copy.commit_group()
+    L: gl.constexpr = c.columns(gl.num_warps())
+    squares = gl.full([c.TP], 0.0, gl.float32, layout=gl.SliceLayout(0, L))
+    gated = gl.full([c.BV, c.TP], 0.0, gl.float32, layout=L)
     i = 0
     while tile < a.tiles:
         loaded = load(cursor, tile, a, M, c)  # in front of the copies, which take a while to issue
+        if c.GATE is not None:
+            gates = load_gate(cursor, tile, a, c)
         next = cursor_of(shared, i + 1)
-        fetch(shared, (i + 1) % BUFFERS, next, tile + step, a, c)
-        fetch_cursor(shared, i + 3, tile + 3 * step, a, c)
+        fetch(shared, (i + 1) % BUFFERS, next, nth(i + 1, c), a, c)
+        fetch_cursor(shared, i + 3, nth(i + 3, c), a, c)
         async_copy.commit_group()
         async_copy.wait_group(1)
         if cursor & 63 != 0:
-            _answer(shared, i % BUFFERS, loaded, cursor, tile, a, M, c)
+            update, o = _answer(shared, i % BUFFERS, loaded, M, c)
+            o = rounded(o, cursor, a, c)
+            if c.GATE is None:
+                store_outputs(o, tile, a, c)
+            else:
+                squares, gated = _put(o, i, squares, gated, gates, tile, a, c)
+            store_updates(update, cursor, tile, a, c)
+            if c.HP > 0:
+                if (cursor >> 18) & 1 != 0:
+                    _fold(shared, i % BUFFERS, loaded, cursor, tile, a, M, c)
         else:
             silence(tile, a, c)
         cursor = next
         i += 1
-        tile += step
+        tile = nth(i, c)

@@ -26,6 +26,14 @@ class Couplings(NamedTuple):
     cursors: Any  # [B] int64, packed
 
 
+class Gates(NamedTuple):
+    """What the window kernel norms and gates its outputs with."""
+
+    z: Any  # [B, T, HV, V], neighbours along V
+    step: Any  # of z over (batch, token, head)
+    weight: Any  # [V]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """A geometry, the padded sizes of a window and its history, and a tile.
@@ -47,6 +55,8 @@ class Shape:
     HP: int  # most committed records, padded; 0: there is no history
     BV: int  # rows of V in a tile
     HEADS: int  # value heads of a coupling program
+    GATE: str | None = None  # of normed outputs, as norm.Gate has it; None: outputs are stored as they are
+    EPS: float = 0.0  # of their norm
 
     @property
     def MAMBA(self) -> bool:

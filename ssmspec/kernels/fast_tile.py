@@ -25,6 +25,7 @@ class Call(NamedTuple):
     out: Any  # [B, T, HV, V]
     rec: Any
     rec_step: Any
+    gates: Any  # Gates, or None
     tiles: Any
 
 
@@ -39,6 +40,13 @@ class Shared(NamedTuple):
 
 
 CURSORS = gl.constexpr(4)
+
+
+@gluon.jit
+def nth(i, c: gl.constexpr):
+    """A program's tiles: all of a head, one after another, then those of a head further on."""
+    head = gl.program_id(0) + (i // c.BLOCKS) * gl.num_programs(0)
+    return head * c.BLOCKS + i % c.BLOCKS
 
 
 @gluon.jit
@@ -188,31 +196,41 @@ def load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
 
 
 @gluon.jit
-def store(update, o, cursor, tile, a, c: gl.constexpr):
-    """Updates [BV, tokens] behind the records; outputs [BV, tokens], zeros behind the window's end."""
+def store_updates(update, cursor, tile, a, c: gl.constexpr):
+    """[BV, tokens], behind the records."""
     slot, n, first, records, _ = unpack(cursor)
-    row, head, tile_v = place(tile, a, c)
+    _, head, tile_v = place(tile, a, c)
     L: gl.constexpr = c.columns(gl.num_warps())
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
-    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
-    o = gl.convert_layout(o.to(a.out.dtype.element_ty), L)
-    o = gl.where((token < n)[None, :], o, 0.0)
-    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
-    gl.store(of_out, o, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
-    of_c = updates_at(a, slot, head, c)
     token = gl.arange(0, update.shape[1], layout=gl.SliceLayout(0, L))
+    of_c = updates_at(a, slot, head, c)
     update = gl.convert_layout(update.to(of_c.dtype.element_ty), L)
     of_c = of_c + (ring_at(ring_at(first + records, c) + token, c) * c.V)[None, :] + v[:, None]
     gl.store(of_c, update, mask=(token < n)[None, :] & (v < c.V)[:, None])
 
 
 @gluon.jit
+def store_outputs(o, tile, a, c: gl.constexpr):
+    """[BV, tokens] in rows of V, up to the window's padded end."""
+    L: gl.constexpr = c.columns(gl.num_warps())
+    row, head, tile_v = place(tile, a, c)
+    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
+    gl.store(of_out, o, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
+
+
+@gluon.jit
+def rounded(o, cursor, a, c: gl.constexpr):
+    """Outputs as they are stored: of the dtype of activations, neighbours of V in a thread, zeros behind a window."""
+    L: gl.constexpr = c.columns(gl.num_warps())
+    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
+    o = gl.convert_layout(o.to(a.out.dtype.element_ty), L)
+    return gl.where((token < cursor.to(gl.int32) & 63)[None, :], o, 0.0)
+
+
+@gluon.jit
 def silence(tile, a, c: gl.constexpr):
     """A null row's outputs are zeros."""
     L: gl.constexpr = c.columns(gl.num_warps())
-    row, head, tile_v = place(tile, a, c)
-    token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, L))
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
-    of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
-    zeros = gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L)
-    gl.store(of_out, zeros, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
+    store_outputs(gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L), tile, a, c)
