@@ -10,7 +10,7 @@ import pytest
 
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.config import ServeConfig
-from ssmspec.runtime.vllm.refusals import ON_DEVICE, RULES, SERVED, Refused, check
+from ssmspec.runtime.vllm.refusals import OF_FAMILY, ON_DEVICE, RULES, SERVED, Refused, check
 
 SERVE = ServeConfig(policy="checkpointing")
 
@@ -24,7 +24,7 @@ def served() -> Any:
             runner_type="generate",
             enforce_eager=True,
             enable_sleep_mode=False,
-            hf_config=SimpleNamespace(architectures=["Qwen3NextForCausalLM"]),
+            hf_config=SimpleNamespace(architectures=["Qwen3NextForCausalLM"], linear_attn_config={}),
         ),
         speculative_config=SimpleNamespace(
             method="mtp",
@@ -84,7 +84,29 @@ REFUSED = [
 ]
 ON_DEVICES = [
     ("cpu", "model_config.enforce_eager", False, "--enforce-eager", "true"),
-    ("cuda", "parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size", "1"),
+    (
+        "cpu",
+        "model_config.hf_config.architectures",
+        ["KimiLinearForCausalLM"],
+        "--model of the architectures",
+        "a model with Gated DeltaNet layers",
+    ),
+]
+OF_FAMILIES = [
+    (
+        "KimiLinearForCausalLM",
+        "cache_config.mamba_ssm_cache_dtype",
+        "bfloat16",
+        "--mamba-ssm-cache-dtype",
+        "float32",
+    ),
+    (
+        "KimiLinearForCausalLM",
+        "model_config.hf_config.linear_attn_config",
+        {"use_full_rank_gate": True},
+        "--model with linear_attn_config",
+        "one without use_full_rank_gate",
+    ),
 ]
 
 
@@ -108,7 +130,21 @@ def test_what_is_served_is_not_refused() -> None:
 def test_a_setting_is_refused_by_its_flag_with_the_nearest_legal(
     device: str, path: str, value: object, flag: str, nearest: str
 ) -> None:
+    _refused(served(), device, path, value, flag, nearest)
+
+
+@pytest.mark.parametrize(("arch", "path", "value", "flag", "nearest"), OF_FAMILIES)
+def test_what_one_family_does_not_work_with_is_refused_for_it_alone(
+    arch: str, path: str, value: object, flag: str, nearest: str
+) -> None:
     config = served()
+    config.model_config.hf_config.architectures = [arch]
+    _refused(config, "cuda", path, value, flag, nearest)
+    config.model_config.hf_config.architectures = ["Qwen3NextForCausalLM"]
+    check(config, SERVE, "cuda", {})
+
+
+def _refused(config: Any, device: str, path: str, value: object, flag: str, nearest: str) -> None:
     config.device_config.device_type = device
     *owner, name = path.split(".")
     setattr(attrgetter(".".join(owner))(config) if owner else config, name, value)
@@ -124,13 +160,17 @@ def test_every_rule_has_its_refusal_tested() -> None:
     assert {(device, r.path) for device, rules in ON_DEVICE.items() for r in rules} == {
         case[:2] for case in ON_DEVICES
     }
+    assert {(family, r.path) for family, rules in OF_FAMILY.items() for r in rules} == {
+        (SERVED[arch], path) for arch, path, *_ in OF_FAMILIES
+    }
 
 
-def test_what_one_device_refuses_another_may_serve() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_two_ranks_are_served(device: str) -> None:
     config = served()
+    config.device_config.device_type = device
     config.parallel_config.tensor_parallel_size = 2
-    config.speculative_config.method = "draft_model"
-    check(config, SERVE, "cpu", {})
+    check(config, SERVE, device, {})
 
 
 @pytest.mark.parametrize(("checked", "other"), [("cpu", "cuda"), ("cuda", "cpu")])
@@ -164,11 +204,13 @@ def test_cuda_graphs_are_served() -> None:
 @pytest.mark.parametrize("arch", SERVED)
 def test_a_served_architecture_is_not_refused(arch: str) -> None:
     config = served()
-    config.model_config.hf_config.architectures = [arch]
-    check(config, SERVE, "cpu", {})
+    config.device_config.device_type, config.model_config.hf_config.architectures = "cuda", [arch]
+    check(config, SERVE, "cuda", {})
 
 
-@pytest.mark.parametrize("arch", ["KimiLinearForCausalLM", "NemotronHForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "arch", ["KimiK3ForConditionalGeneration", "NemotronHForCausalLM", "LlamaForCausalLM"]
+)
 def test_an_unknown_architecture_is_refused_by_name(arch: str) -> None:
     config = served()
     config.model_config.hf_config.architectures = [arch]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ssmspec.runtime.vllm import compat
-from ssmspec.runtime.vllm.layer import GatedDeltaNet
+from ssmspec.runtime.vllm.gdn import GatedDeltaNet
+from ssmspec.runtime.vllm.layer import Packed
 from ssmspec.runtime.vllm.report import WorkerReport
 from ssmspec.runtime.vllm.state import ModelState
 
@@ -35,7 +36,7 @@ def unbound() -> None:
     own = {"session": None, "prefix": "layers.0", "serve": SimpleNamespace(policy="recover")}
     layer.__dict__.update(own)
     x = torch.tensor([[[0.0]]])
-    layer._verified(SimpleNamespace(), x, x, x)
+    layer._verified(Packed(starts=x, blocks=x, accepted=x), x, x, x)
 
 
 def reloaded() -> None:

@@ -21,6 +21,10 @@ NAMES = {
     "QwenGatedDeltaNetAttention": (
         "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention"
     ),
+    "KimiGatedDeltaNetAttention": (
+        "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn:KimiGatedDeltaNetAttention"
+    ),
+    "eager_break_during_capture": "vllm.compilation.breakable_cudagraph:eager_break_during_capture",
     "cpu_gdn_attention_core": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:cpu_gdn_attention_core",
     "unpacked_conv_weight": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_unpacked_conv_weight",
     "causal_conv1d_update": "vllm.model_executor.layers.mamba.ops.causal_conv1d:causal_conv1d_update",
@@ -30,9 +34,12 @@ NAMES = {
     "Qwen3_5MoeForCausalLM": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForCausalLM",
     "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
+    "KimiLinearForCausalLM": "vllm.models.kimi_k3:KimiLinearForCausalLM",
 }
 
 _GDN = "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
+_KDA = "model_executor/layers/mamba/gdn/kimi_gdn_linear_attn.py"
+_KIMI = "models/kimi_k3/nvidia/"
 _CPU = "model_executor/layers/mamba/ops/cpu/gdn_attention.py"
 _V2 = "v1/worker/gpu/"
 
@@ -93,6 +100,8 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         f"{_GDN}:QwenGatedDeltaNetAttention._can_use_fused_gdn_mtp_decode": "4d5a67657962daa7",
         f"{_GDN}:QwenGatedDeltaNetAttention._rms_norm_gated_cuda": "ef8986ade0922a15",
         f"{_GDN}:qwen_gdn_attention_core": "d523c81e63cc1855",
+        f"{_KDA}:KimiGatedDeltaNetAttention": "c78a88d185c9b284",
+        "compilation/breakable_cudagraph.py:eager_break_during_capture": "d5d36b32377e4355",
         "model_executor/layers/mamba/ops/causal_conv1d.py:_causal_conv1d_update_kernel": "17ade07931a0a2e2",
         "model_executor/layers/mamba/ops/causal_conv1d.py:causal_conv1d_update": "3b0a32c63301e327",
         "model_executor/models/qwen3_next.py:Qwen3NextForCausalLM": "288f0fa78c71fdf3",
@@ -101,6 +110,9 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "model_executor/models/qwen3_5.py:Qwen3_5MoeForCausalLM": "6660b6416eba2920",
         "model_executor/models/qwen3_5.py:Qwen3_5ForConditionalGeneration": "706d55d14dd81056",
         "model_executor/models/qwen3_5.py:Qwen3_5MoeForConditionalGeneration": "1eb81ee94c984ff6",
+        f"{_KIMI}model.py:KimiDecoderLayer.__init__": "dea72943fb74e55a",
+        f"{_KIMI}model.py:KimiLinearForCausalLM": "39f21c638774f3c4",
+        f"{_KIMI}model_state.py:KimiK3ModelState": "71d7718ab1e63362",
         "v1/attention/backends/gdn_attn.py:GDNAttentionMetadata": "92369a4f00f42190",
         "v1/attention/backends/gdn_attn.py:GDNAttentionMetadataBuilder": "74893f23279669b3",
         f"{_V2}model_states/__init__.py:resolve_model_state_cls": "68629f6be0585b41",

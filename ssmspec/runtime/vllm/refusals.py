@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from ssmspec.geometry import Arch
 from ssmspec.runtime.vllm.config import BEST, ServeConfig
 
-SERVED = (
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-)
+SERVED = {
+    "Qwen3NextForCausalLM": Arch.GDN,
+    "Qwen3_5ForCausalLM": Arch.GDN,
+    "Qwen3_5MoeForCausalLM": Arch.GDN,
+    "Qwen3_5ForConditionalGeneration": Arch.GDN,
+    "Qwen3_5MoeForConditionalGeneration": Arch.GDN,
+    "KimiLinearForCausalLM": Arch.KDA,
+}
 METHODS = ("mtp", "ngram", "draft_model", "eagle3")
 OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
 REPORT = "ssmspec.runtime.vllm.report.WorkerReport"  # our worker extension
@@ -60,7 +62,6 @@ def _size(flag: str, why: str) -> Rule:
     return Rule(f"--{flag}", f"parallel_config.{flag.replace('-', '_')}", _is(1), "1", why)
 
 
-CPU_ONLY = "it has been checked on the CPU engine only"
 LONELY = "its records and cursors live on one rank so far"
 RULES = (
     Rule(
@@ -184,6 +185,13 @@ RULES = (
 ON_DEVICE = {
     "cpu": (
         Rule(
+            "--model of the architectures",
+            "model_config.hf_config.architectures",
+            lambda names: SERVED[names[0].removeprefix(OURS)] is Arch.GDN,
+            "a model with Gated DeltaNet layers",
+            "the CPU engine has been checked with these only",
+        ),
+        Rule(
             "--enforce-eager",
             "model_config.enforce_eager",
             bool,
@@ -191,7 +199,26 @@ ON_DEVICE = {
             "the CPU engine has been checked uncompiled only",
         ),
     ),
-    "cuda": (_size("tensor-parallel-size", CPU_ONLY),),
+    "cuda": (),
+}
+OF_FAMILY = {
+    Arch.GDN: (),
+    Arch.KDA: (
+        Rule(
+            "--mamba-ssm-cache-dtype",
+            "cache_config.mamba_ssm_cache_dtype",
+            lambda value: value in ("auto", "float32"),
+            "float32",
+            "vLLM's layer keeps float32, whatever is asked for",
+        ),
+        Rule(
+            "--model with linear_attn_config",
+            "model_config.hf_config.linear_attn_config",
+            lambda value: not value.get("use_full_rank_gate"),
+            "one without use_full_rank_gate",
+            "a full-rank gate belongs to a layer of Kimi-K3's own",
+        ),
+    ),
 }
 
 
@@ -209,7 +236,7 @@ def check(
             f" served are {', '.join(SERVED)}"
         )
     _check_device(vllm_config.device_config.device_type, serve, checked)
-    for rule in (*RULES, *ON_DEVICE[checked]):
+    for rule in (*RULES, *ON_DEVICE[checked], *OF_FAMILY[SERVED[arch]]):
         rule.check(vllm_config, serve.policy)
     layout = environ.get(CONV_LAYOUT, "SD")
     if layout != "SD":

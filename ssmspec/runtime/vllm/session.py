@@ -105,8 +105,8 @@ class Session:
         if batch is not None:
             self.rows.stage(batch)
 
-    def verify(self, layer: int, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """One layer's window: conv outputs [B, T, D] and gates [B, T, HV] -> outputs [B, T, HV, V]."""
+    def verify(self, layer: int, mixed: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
+        """One layer's window: conv outputs [B, T, D] and gates [B, T, HV, ..] -> outputs [B, T, HV, V]."""
         if self.staged is None or self.staged.count != len(mixed):
             raise RuntimeError("ssmspec: a speculative row reached a layer before its step was staged")
         return self.policy.verify(layer, self.rows.step(len(mixed)), Tokens.unpack(self.g, mixed, a, b))
@@ -140,8 +140,8 @@ class Session:
         fields = [f for f in self.layout if f.name.startswith("rec_")]
         mib = num_layers * (self.num_requests + 1) * sum(f.nbytes for f in fields) / 2**20
         return (
-            f"policy={self.serve.policy} mode={self.serve.mode} align={self.w.align or 'off'}, {num_layers} GDN layers,"
-            f" state {self.g.state_dtype}, T={self.w.max_len}, records {mib:.1f} MiB for {self.num_requests} requests,"
+            f"policy={self.serve.policy} mode={self.serve.mode} align={self.w.align or 'off'},"
+            f" {num_layers} {self.g.arch.upper()} layers, state {self.g.state_dtype}, T={self.w.max_len}, records {mib:.1f} MiB for {self.num_requests} requests,"
             f" kernels {self.serve.kernels(self.device.type)}"
         )
 

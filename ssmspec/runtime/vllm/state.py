@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ssmspec.runtime.vllm import compat
-from ssmspec.runtime.vllm.layer import GatedDeltaNet
+from ssmspec.runtime.vllm.layer import PolicyLayer
 from ssmspec.runtime.vllm.rows import Batch
 from ssmspec.runtime.vllm.session import Session
 
@@ -17,10 +17,10 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        self.layers: dict[str, GatedDeltaNet] = {
+        self.layers: dict[str, PolicyLayer] = {
             name: layer
             for name, layer in vllm_config.compilation_config.static_forward_context.items()
-            if isinstance(layer, GatedDeltaNet)
+            if isinstance(layer, PolicyLayer)
         }
         if not self.layers:
             raise RuntimeError("ssmspec: the model has no layer of ours; vLLM did not use our model class")

@@ -1,0 +1,143 @@
+"""The Gated DeltaNet layer of Qwen models under a policy."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmspec.geometry import Arch, Geometry
+from ssmspec.kernels.base import LayerParams
+from ssmspec.runtime.vllm import compat, pages
+from ssmspec.runtime.vllm.layer import Packed, PolicyLayer
+
+
+def packed(metadata: Any) -> Packed:
+    """The windows that vLLM's metadata for these layers describes."""
+    return Packed.of(
+        metadata.num_spec_decodes,
+        metadata.spec_query_start_loc,
+        metadata.spec_state_indices_tensor,
+        metadata.num_accepted_tokens,
+    )
+
+
+def without_windows(metadata: Any, tokens: int) -> Any:
+    """The same, of the other ``tokens`` alone."""
+    return replace(
+        metadata,
+        spec_sequence_masks=None,
+        num_spec_decodes=0,
+        num_spec_decode_tokens=0,
+        num_accepted_tokens=None,
+        num_actual_tokens=tokens,
+    )
+
+
+class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
+    """On CUDA vLLM's custom ops call ``_forward_core``, or for a batch of windows alone what takes its fused kernel, if
+    it would."""
+
+    arch = Arch.GDN
+
+    def __init__(self, config: Any, vllm_config: Any, prefix: str = "", **options: Any) -> None:
+        super().__init__(config, vllm_config, prefix, **options)
+        self.serve_policy(vllm_config)
+
+    @property
+    def geometry(self) -> Geometry:
+        heads = (self.num_k_heads // self.tp_size, self.num_v_heads // self.tp_size)
+        return self.shape(heads, (self.head_k_dim, self.head_v_dim), self.conv_kernel_size)
+
+    @cached_property
+    def params(self) -> LayerParams:
+        """vLLM's own tensors, so that weights that are loaded anew are seen; dt_bias is in the model's dtype."""
+        return LayerParams(index=self.session_index, A_log=self.A_log.detach(), dt_bias=self.dt_bias.detach())
+
+    @property
+    def state(self) -> Tensor:
+        """[pages, HV, V, K]. vLLM's CPU kernels keep the K index outside in the same bytes."""
+        state = super().state
+        if self.device_type != "cpu":
+            return state
+        blocks, hv, v, k = state.shape
+        return state.view(blocks, hv, k, v).mT
+
+    @property
+    def conv(self) -> pages.ConvPages:
+        if self.device_type != "cpu":
+            return super().conv
+        weight = compat.unpacked_conv_weight(self)
+        return pages.ConvPages(self.kv_cache[0].transpose(-1, -2), weight, self.conv1d.bias)
+
+    def convolved(self, packed: Packed, mixed: Tensor) -> Tensor:
+        """vLLM's CPU kernel keeps the wrong inputs of short windows: there the reference takes its place."""
+        if self.device_type != "cpu":
+            return super().convolved(packed, mixed)
+        starts, t = packed.starts.long(), self.window.max_len
+        at = (starts[:-1, None] + torch.arange(t)).clamp(max=len(mixed) - 1)
+        blocks, offsets = packed.blocks[:, 0].long(), packed.accepted.long() - 1
+        windows = self.conv.verify(blocks, offsets, mixed[at])
+        live = torch.arange(t) < starts.diff()[:, None]
+        return mixed.index_put((at[live],), windows[live])
+
+    def forward_cpu(self, hidden_states: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        mixed, z, b, a = self._projected(hidden_states)
+        out = torch.zeros_like(z)
+        self._forward_core(mixed, b, a, out)
+        result: Tensor = self._output_projection(out, z)
+        return result
+
+    def _projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Conv inputs [tokens, D] in the order q, k, v; output gate [tokens, HV, V]; gates b, a [tokens, HV]."""
+        qkvz, _ = self.in_proj_qkvz(hidden_states)
+        ba, _ = self.in_proj_ba(hidden_states)
+        if self.gqa_interleaved_layout:
+            q, k, v, z, b, a = self.fix_query_key_value_ordering(qkvz, ba)
+            return torch.cat([q.flatten(1), k.flatten(1), v.flatten(1)], -1), z.contiguous(), b, a
+        b, a = self.split_ba(ba)
+        mixed, z = qkvz.split([self.geometry.conv.channels, qkvz.shape[-1] - self.geometry.conv.channels], -1)
+        return mixed, z.unflatten(-1, (-1, self.head_v_dim)).contiguous(), b, a
+
+    def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        """Conv inputs [tokens, D] and gates [tokens, HV] -> ``core_attn_out`` [tokens, HV, V], padding behind."""
+        context = compat.get_forward_context()
+        metadata = (context.attn_metadata or {}).get(self.prefix)
+        if metadata is None and self.device_type == "cpu":  # a profiling run
+            return
+        if metadata is None or metadata.spec_sequence_masks is None:
+            self._stock(mixed_qkv, b, a, core_attn_out)
+            return
+        n = metadata.num_actual_tokens
+        mixed, b, a = mixed_qkv[:n], b[:n], a[:n]
+        if not metadata.num_prefills:
+            core_attn_out[:n] = self.windows(packed(metadata), mixed, a, b)
+            return
+        spec, rest = metadata.spec_token_indx.long(), metadata.non_spec_token_indx.long()
+        core_attn_out[spec] = self.windows(packed(metadata), mixed[spec], a[spec], b[spec])
+        theirs = torch.zeros_like(core_attn_out[rest])
+        with compat.metadata_replaced(context, self.prefix, without_windows(metadata, len(rest))):
+            self._stock(mixed[rest], b[rest], a[rest], theirs)
+        core_attn_out[rest] = theirs
+
+    def _forward_core_decode_spec_fused_norm(
+        self,
+        mixed_qkv: Tensor,
+        b: Tensor,
+        a: Tensor,
+        output_gate: Tensor,
+        core_attn_out: Tensor,
+        attn_metadata: Any,
+    ) -> None:
+        """As ``_forward_core``, without prompts; what goes out is normed and gated."""
+        n = attn_metadata.num_actual_tokens
+        outs = self.windows(packed(attn_metadata), mixed_qkv[:n], a[:n], b[:n])
+        self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
+
+    def _stock(self, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+        if self.device_type == "cpu":
+            compat.cpu_gdn_attention_core(mixed, b, a, out, self.prefix)
+        else:
+            super()._forward_core(mixed, b, a, out)

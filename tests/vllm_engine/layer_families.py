@@ -1,0 +1,130 @@
+"""What differs between the recurrent layers that layer_steps.py plays: how each is built, described, and called."""
+
+from typing import Any
+
+import engine_checkpoint
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LAYER = "layers.0"
+QWEN = engine_checkpoint.CONFIGS["qwen3.5"] | {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+KIMI = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "kda_layers": [1],
+        "full_attn_layers": [2],
+        "head_dim": 64,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+    },
+    "dtype": "bfloat16",
+}
+
+
+CONFIGS = {"gdn": QWEN, "kda": KIMI}
+
+
+def random_weights(layer: Any) -> None:
+    """Slow decay, so that an error in a state is seen for many tokens."""
+    layer.A_log.data.uniform_(-4, -1)
+    layer.dt_bias.data.uniform_(-2, 0)
+    layer.conv1d.weight.data.normal_(0, 0.3)
+
+
+@triton.jit
+def interpreted_exp(x):  # type: ignore[no-untyped-def]
+    return tl.exp(x)
+
+
+@triton.jit
+def interpreted_log(x):  # type: ignore[no-untyped-def]
+    return tl.log(x)
+
+
+class Gdn:
+    module, drafting = "gdn.qwen_gdn_linear_attn", "mtp"
+
+    @staticmethod
+    def make(module: Any, config: Any, stock: bool, gated: bool) -> Any:
+        from ssmspec.runtime.vllm.gdn import GatedDeltaNet
+
+        kind = module.QwenGatedDeltaNetAttention if stock else GatedDeltaNet
+        layer = kind(config.model_config.hf_text_config, config, prefix=LAYER)
+        layer.device_type = "cuda"
+        if gated:  # as where vLLM's fused kernel is built; the norm is left out, the gate is 2
+            layer.gdn_decode_kernel, module.supports_fused_mtp_decode = "cuda", lambda: True
+            layer._rms_norm_gated_cuda = lambda x, gate, out: out.copy_(x * gate)
+        layer.played_gated = gated
+        random_weights(layer)
+        return layer
+
+    @staticmethod
+    def builder() -> Any:
+        from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+
+        return GDNAttentionMetadataBuilder
+
+    @staticmethod
+    def stage_for_graphs(builder: Any, staged: bool) -> None:
+        builder.use_full_cuda_graph = staged
+
+    @staticmethod
+    def widen(metadata: Any, batch: int) -> None:
+        metadata.num_spec_decodes = batch
+
+    @staticmethod
+    def play(layer: Any, tokens: int) -> Tensor:
+        wide = torch.randn(tokens, layer.conv_dim + 64).bfloat16()
+        inputs = wide[:, : layer.conv_dim]  # a view, as in the model
+        b, a = torch.randn(2, tokens, layer.num_v_heads).bfloat16()
+        out = torch.zeros(tokens, layer.num_v_heads, layer.head_v_dim).bfloat16()
+        if layer.played_gated:
+            layer._forward_core_fused_norm(inputs, b, a, out + 2, out)
+        else:
+            layer._forward_core(inputs, b, a, out)
+        return out
+
+
+class Kda(Gdn):
+    module, drafting = "gdn.kimi_gdn_linear_attn", "ngram"
+
+    @staticmethod
+    def make(module: Any, config: Any, stock: bool, gated: bool) -> Any:
+        from vllm.models.kimi_k3.nvidia.ops.third_party.kda import fused_recurrent
+
+        from ssmspec.runtime.vllm.kda import KimiDeltaAttention
+
+        # bare names, which the interpreter does not find in the kernel
+        fused_recurrent.exp, fused_recurrent.log = interpreted_exp, interpreted_log
+        kind = module.KimiGatedDeltaNetAttention if stock else KimiDeltaAttention
+        layer = kind(config.model_config.hf_text_config, config, prefix=LAYER)
+        layer.device_type = "cuda"
+        layer.o_norm.weight.data.fill_(1)
+        random_weights(layer)
+        return layer
+
+    @staticmethod
+    def play(layer: Any, tokens: int) -> Tensor:
+        h, k = layer.local_num_heads, layer.head_dim
+        wide = torch.randn(tokens, 3 * h * k + h + k).bfloat16()
+        mixed, beta, _ = wide.split([3 * h * k, h, k], -1)  # views, as in the model
+        gate, output_gate = torch.randn(2, 1, tokens, h, k).bfloat16()
+        out = torch.zeros(1, tokens, h, k).bfloat16()
+        layer._forward(mixed_qkv=mixed, g1=gate, g2=output_gate[0], beta=beta[None], core_attn_out=out)
+        return out[0]
+
+
+FAMILIES: dict[str, Any] = {"gdn": Gdn, "kda": Kda}
