@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import LayerParams
+from ssmspec.kernels.gated_norm import gated_norm
 from ssmspec.runtime.vllm import compat, pages
 from ssmspec.runtime.vllm.layer import Packed, PolicyLayer
 
@@ -135,6 +136,13 @@ class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ig
         n = attn_metadata.num_actual_tokens
         outs = self.windows(packed(attn_metadata), mixed_qkv[:n], a[:n], b[:n])
         self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
+
+    def _rms_norm_gated_cuda(self, x: Tensor, output_gate: Tensor, out: Tensor) -> None:
+        """vLLM's, to the bit, without its copy of a gate that lies inside the projection."""
+        if self.norm.activation == "silu":
+            gated_norm(x, output_gate, self.norm.weight, self.norm.eps, out)
+        else:
+            super()._rms_norm_gated_cuda(x, output_gate, out)
 
     def _stock(self, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
         if self.device_type == "cpu":
