@@ -297,3 +297,10 @@ def _stage_one(engine: Engine, dummy: bool = False) -> None:
         rows=slice(1), count=1, requests=starts[:1], starts=starts, ends=starts[1:] + 1, dummy=dummy
     )
     engine.session.stage(batch)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_line_that_says_what_runs_names_the_ring_where_there_is_one(policy: str) -> None:
+    line = Engine(policy, DType.FP32, 0).session.describe(LAYERS)
+    assert f"policy={policy} mode=exact align={BLOCK}, {LAYERS} GDN layers, state float32, T={T}," in line
+    assert (" L=6," in line) == (policy == "checkpointing")

@@ -139,9 +139,11 @@ class Session:
         """What runs, in one line, with what it takes beside vLLM's pages."""
         fields = [f for f in self.layout if f.name.startswith("rec_")]
         mib = num_layers * (self.num_requests + 1) * sum(f.nbytes for f in fields) / 2**20
+        ring = f" L={self.w.limit}," if self.serve.policy == "checkpointing" else ""
         return (
             f"policy={self.serve.policy} mode={self.serve.mode} align={self.w.align or 'off'},"
-            f" {num_layers} {self.g.arch.upper()} layers, state {self.g.state_dtype}, T={self.w.max_len}, records {mib:.1f} MiB for {self.num_requests} requests,"
+            f" {num_layers} {self.g.arch.upper()} layers, state {self.g.state_dtype}, T={self.w.max_len},{ring}"
+            f" records {mib:.1f} MiB for {self.num_requests} requests,"
             f" kernels {self.serve.kernels(self.device.type)}"
         )
 
