@@ -209,7 +209,7 @@ def test_a_served_architecture_is_not_refused(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["KimiK3ForConditionalGeneration", "NemotronHForCausalLM", "LlamaForCausalLM"]
+    "arch", ["KimiK3ForConditionalGeneration", "NemotronHPuzzleForCausalLM", "LlamaForCausalLM"]
 )
 def test_an_unknown_architecture_is_refused_by_name(arch: str) -> None:
     config = served()

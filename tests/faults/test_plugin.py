@@ -117,13 +117,12 @@ def test_a_drafters_config_leaves_the_targets_choice_alone(front: Front) -> None
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The plugin's module over classes without content."""
     pytest.importorskip("triton")
-    ours = ("ssmspec.runtime.vllm.state", "ssmspec.runtime.vllm.layer")
-    if any(name in sys.modules for name in ours):
+    name = "ssmspec.runtime.vllm.state"
+    if name in sys.modules:
         pytest.skip("a vLLM is loaded: tests/vllm_engine runs it")
     monkeypatch.setattr(compat, "resolve", lambda name: type(name, (), {}))
-    yield importlib.import_module(ours[0])
-    for name in ours:
-        sys.modules.pop(name, None)
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
 
 
 def test_rows_and_lengths_are_vllms_whatever_the_draft_counts(state: ModuleType) -> None:
@@ -133,6 +132,7 @@ def test_rows_and_lengths_are_vllms_whatever_the_draft_counts(state: ModuleType)
     """
     ours = object.__new__(state.ModelState)
     ours.first_name, ours.dummy, ours.device = "layer", False, torch.device("cpu")
+    ours.layers = {"layer": state.PolicyLayer()}
     batch = SimpleNamespace(
         query_start_loc=torch.tensor([0, 4, 104, 105, 107, 107]),
         idx_mapping=torch.tensor([6, 2, 0, 3, 1]),

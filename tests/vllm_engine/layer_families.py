@@ -1,5 +1,6 @@
 """What differs between the recurrent layers that layer_steps.py plays: how each is built, described, and called."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import engine_checkpoint
@@ -7,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
 
 LAYER = "layers.0"
 QWEN = engine_checkpoint.CONFIGS["qwen3.5"] | {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
@@ -34,7 +36,27 @@ KIMI = {
 }
 
 
-CONFIGS = {"gdn": QWEN, "kda": KIMI}
+NEMOTRON = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "hybrid_override_pattern": "M*",
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 64,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 64,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "expand": 2,
+    "use_conv_bias": True,
+    "dtype": "bfloat16",
+}
+CONFIGS = {"gdn": QWEN, "kda": KIMI, "mamba2": NEMOTRON}
 
 
 def random_weights(layer: Any) -> None:
@@ -52,6 +74,22 @@ def interpreted_exp(x):  # type: ignore[no-untyped-def]
 @triton.jit
 def interpreted_log(x):  # type: ignore[no-untyped-def]
     return tl.log(x)
+
+
+def masks_of_bool() -> None:
+    """The interpreter makes integers of a scalar condition that is combined with a tile's, and then refuses them."""
+    _mask_of_bool("create_masked_load", 1)
+    _mask_of_bool("create_masked_store", 2)
+
+
+def _mask_of_bool(name: str, place: int) -> None:
+    stock = getattr(InterpreterBuilder, name)
+
+    def masked(self: Any, *args: Any) -> Any:
+        args[place].data = args[place].data.astype(bool)
+        return stock(self, *args)
+
+    setattr(InterpreterBuilder, name, masked)
 
 
 class Gdn:
@@ -127,4 +165,67 @@ class Kda(Gdn):
         return out[0]
 
 
-FAMILIES: dict[str, Any] = {"gdn": Gdn, "kda": Kda}
+class Mamba2:
+    module, drafting = "mamba_mixer2", "ngram"
+
+    @staticmethod
+    def make(module: Any, config: Any, stock: bool, gated: bool) -> Any:
+        from vllm.model_executor.layers.mamba.ops import ssu_dispatch
+
+        from ssmspec.runtime.vllm.mamba2 import Mamba2
+
+        masks_of_bool()
+        ssu_dispatch._mamba_ssu_backend = ssu_dispatch.TritonSSUBackend(config.mamba_config)
+        c = config.model_config.hf_text_config
+        layer = (module.MambaMixer2 if stock else Mamba2)(
+            hidden_size=c.hidden_size,
+            ssm_state_size=c.ssm_state_size,
+            conv_kernel_size=c.conv_kernel,
+            intermediate_size=c.mamba_num_heads * c.mamba_head_dim,
+            use_conv_bias=c.use_conv_bias,
+            use_bias=False,
+            n_groups=c.n_groups,
+            num_heads=c.mamba_num_heads,
+            head_dim=c.mamba_head_dim,
+            model_config=config.model_config,
+            cache_config=config.cache_config,
+            prefix=LAYER,
+        )
+        layer.device_type = "cuda"
+        layer.A.data.uniform_(-4, -1).exp_().neg_()
+        layer.dt_bias.data.uniform_(-2, 0)
+        layer.D.data.normal_()
+        layer.conv1d.weight.data.normal_(0, 0.3)
+        layer.conv1d.bias.data.normal_(0, 0.3)
+        return layer
+
+    @staticmethod
+    def builder() -> Any:
+        from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
+
+        return Mamba2AttentionMetadataBuilder
+
+    @staticmethod
+    def stage_for_graphs(builder: Any, staged: bool) -> None:
+        graphs = SimpleNamespace(has_full_cudagraphs=lambda: staged)
+        builder.compilation_config = SimpleNamespace(cudagraph_mode=graphs)
+        rows, columns = builder.state_indices_tensor_d.shape  # room for one more, the padding
+        builder.decode_cudagraph_max_bs = rows + 1
+        builder.state_indices_tensor_d = torch.zeros(rows + 1, columns, dtype=torch.int32)
+        builder.decode_num_accepted_tokens = torch.zeros(rows + 1, dtype=torch.int32)
+
+    @staticmethod
+    def widen(metadata: Any, batch: int) -> None:
+        """Padding is among its decode rows already."""
+        assert metadata.num_decodes == batch
+
+    @staticmethod
+    def play(layer: Any, tokens: int) -> Tensor:
+        heads, dim = layer.num_heads, layer.head_dim
+        projected = torch.randn(tokens, heads * dim + layer.conv_dim + heads).bfloat16()
+        out = torch.zeros(tokens, heads * dim).bfloat16()
+        layer.conv_ssm_forward(projected, out)
+        return out.view(tokens, heads, dim)
+
+
+FAMILIES: dict[str, Any] = {"gdn": Gdn, "kda": Kda, "mamba2": Mamba2}

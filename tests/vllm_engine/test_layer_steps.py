@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(BUILD is None, reason="VLLM_C
 POLICIES, STEPS = ("recover", "every-step", "checkpointing"), {"ragged": 6, "staged": 3, "gated": 3}
 NAMES = {
     "gdn": ("QwenGatedDeltaNetAttention", "GatedDeltaNet"),
+    "mamba2": ("MambaMixer2", "Mamba2"),
     "kda": ("KimiGatedDeltaNetAttention", "KimiDeltaAttention"),
 }
 Played = Callable[[str, str, str], dict[str, Any]]

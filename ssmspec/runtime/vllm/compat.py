@@ -24,6 +24,8 @@ NAMES = {
     "KimiGatedDeltaNetAttention": (
         "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn:KimiGatedDeltaNetAttention"
     ),
+    "MambaMixer2": "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2",
+    "get_current_vllm_config": "vllm.config:get_current_vllm_config",
     "eager_break_during_capture": "vllm.compilation.breakable_cudagraph:eager_break_during_capture",
     "cpu_gdn_attention_core": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:cpu_gdn_attention_core",
     "unpacked_conv_weight": "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_unpacked_conv_weight",
@@ -35,11 +37,14 @@ NAMES = {
     "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5:Qwen3_5MoeForConditionalGeneration",
     "KimiLinearForCausalLM": "vllm.models.kimi_k3:KimiLinearForCausalLM",
+    "NemotronHForCausalLM": "vllm.model_executor.models.nemotron_h:NemotronHForCausalLM",
 }
 
 _GDN = "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
+_NORM = "third_party/flash_linear_attention/ops/layernorm_guard.py"
 _KDA = "model_executor/layers/mamba/gdn/kimi_gdn_linear_attn.py"
 _KIMI = "models/kimi_k3/nvidia/"
+_MAMBA2 = "model_executor/layers/mamba/mamba_mixer2.py"
 _CPU = "model_executor/layers/mamba/ops/cpu/gdn_attention.py"
 _V2 = "v1/worker/gpu/"
 
@@ -100,6 +105,8 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         f"{_GDN}:QwenGatedDeltaNetAttention._can_use_fused_gdn_mtp_decode": "4d5a67657962daa7",
         f"{_GDN}:QwenGatedDeltaNetAttention._rms_norm_gated_cuda": "ef8986ade0922a15",
         f"{_GDN}:qwen_gdn_attention_core": "d523c81e63cc1855",
+        f"{_NORM}:layer_norm_fwd_kernel": "dc5027881164485f",
+        f"{_NORM}:calc_rows_per_block": "3a31aa45f42010b7",
         f"{_KDA}:KimiGatedDeltaNetAttention": "c78a88d185c9b284",
         "compilation/breakable_cudagraph.py:eager_break_during_capture": "d5d36b32377e4355",
         "model_executor/layers/mamba/ops/causal_conv1d.py:_causal_conv1d_update_kernel": "17ade07931a0a2e2",
@@ -110,6 +117,15 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "model_executor/models/qwen3_5.py:Qwen3_5MoeForCausalLM": "6660b6416eba2920",
         "model_executor/models/qwen3_5.py:Qwen3_5ForConditionalGeneration": "706d55d14dd81056",
         "model_executor/models/qwen3_5.py:Qwen3_5MoeForConditionalGeneration": "1eb81ee94c984ff6",
+        f"{_MAMBA2}:MambaMixer2": "43d77047ac817fb7",
+        f"{_MAMBA2}:mamba_mixer2": "58924db785b2a1ba",
+        "model_executor/models/nemotron_h.py:NemotronHForCausalLM": "84468fee25d3fa10",
+        "v1/attention/backends/mamba_attn.py:BaseMambaAttentionMetadata": "d782fa61be942fad",
+        "v1/attention/backends/mamba_attn.py:BaseMambaAttentionMetadataBuilder": "b8789e7188b86c06",
+        "v1/attention/backends/mamba2_attn.py:Mamba2AttentionMetadata": "7d179d7ace9f691d",
+        "v1/attention/backends/mamba2_attn.py:Mamba2AttentionMetadataBuilder": "dc95612fe5f52d32",
+        "v1/attention/backends/utils.py:split_decodes_and_prefills": "3a67e34d80cbcfd2",
+        f"{_V2}model_runner.py:sort_batch_req_ids": "5996de3aef28b98a",
         f"{_KIMI}model.py:KimiDecoderLayer.__init__": "dea72943fb74e55a",
         f"{_KIMI}model.py:KimiLinearForCausalLM": "39f21c638774f3c4",
         f"{_KIMI}model_state.py:KimiK3ModelState": "71d7718ab1e63362",

@@ -119,6 +119,16 @@ class PolicyLayer:
         spec = super().get_kv_cache_spec(vllm_config)  # type: ignore[misc]
         return spec if self.serve.policy == "native" else replace(spec, num_speculative_blocks=0)
 
+    def rows(self, metadata: Any, num_requests: int) -> Tensor | slice | None:
+        """Which rows of the engine's batch are windows; here by the mask of vLLM's metadata, on the CPU."""
+        mask = metadata.spec_sequence_masks_cpu
+        if mask is None:
+            return None
+        n = int(mask.sum())
+        # vLLM sorts windows to the front, where they are found without an index
+        found: Tensor | slice = slice(n) if bool(mask[:n].all()) else mask.nonzero()[:, 0]
+        return found
+
     def windows(self, packed: Packed, mixed: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
         """Conv inputs [tokens, D] and gates [tokens, HV, ..] of all windows -> outputs [tokens, HV, V]."""
         rows, t, tokens = len(packed.blocks), self.window.max_len, len(mixed)

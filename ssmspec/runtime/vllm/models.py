@@ -12,6 +12,7 @@ from ssmspec.runtime.vllm.state import ModelState
 LAYERS = {
     Arch.GDN: ("QwenGatedDeltaNetAttention", "gdn", "GatedDeltaNet"),
     Arch.KDA: ("KimiGatedDeltaNetAttention", "kda", "KimiDeltaAttention"),
+    Arch.MAMBA2: ("MambaMixer2", "mamba2", "Mamba2"),
 }
 
 

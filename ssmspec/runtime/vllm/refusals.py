@@ -17,6 +17,7 @@ SERVED = {
     "Qwen3_5ForConditionalGeneration": Arch.GDN,
     "Qwen3_5MoeForConditionalGeneration": Arch.GDN,
     "KimiLinearForCausalLM": Arch.KDA,
+    "NemotronHForCausalLM": Arch.MAMBA2,
 }
 METHODS = ("mtp", "ngram", "draft_model", "eagle3")
 OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
@@ -201,8 +202,9 @@ ON_DEVICE = {
     ),
     "cuda": (),
 }
-OF_FAMILY = {
+OF_FAMILY: dict[Arch, tuple[Rule, ...]] = {
     Arch.GDN: (),
+    Arch.MAMBA2: (),
     Arch.KDA: (
         Rule(
             "--mamba-ssm-cache-dtype",

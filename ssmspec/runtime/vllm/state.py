@@ -88,7 +88,10 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         """Also called for the drafter's graphs, whose layers are none of ours."""
         metadata = super().prepare_attn(input_batch, cudagraph_mode, block_tables, *args, **kwargs)
         if self.first_name in metadata:
-            self.session.stage(self._batch(input_batch, metadata))
+            batch = self._batch(input_batch, metadata)
+            if not self.dummy and self.session.lags:
+                self._settle_late(input_batch, batch)
+            self.session.stage(batch)
             self.dummy = True
         return metadata
 
@@ -102,23 +105,41 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
 
     def _batch(self, input_batch: Any, metadata: Any) -> Batch | None:
         """The speculative rows of this step; None where there are none."""
-        mask = metadata[self.first_name].spec_sequence_masks_cpu
-        if mask is None:
+        chosen = self.layers[self.first_name].rows(metadata[self.first_name], len(input_batch.idx_mapping))
+        if chosen is None:
             return None
-        n = int(mask.sum())
-        # vLLM sorts windows to the front, where they are found without an index
-        chosen = slice(n) if bool(mask[:n].all()) else mask.nonzero()[:, 0]
-        rows = chosen if isinstance(chosen, slice) else self._sent(chosen)
         tails = input_batch.prefill_runs_as_decode_np
+        told = None if tails is None else torch.from_numpy(tails)[chosen]
         return Batch(
-            rows=rows,
-            count=n,
+            rows=chosen if isinstance(chosen, slice) else self._sent(chosen),
+            count=chosen.stop if isinstance(chosen, slice) else len(chosen),
             requests=input_batch.idx_mapping,
             starts=input_batch.query_start_loc,
             ends=input_batch.seq_lens,
-            settle=None if tails is None else self._sent(torch.from_numpy(tails)[chosen]),
+            settle=self._sent(told) if told is not None and told.any() else None,
             dummy=self.dummy,
         )
+
+    def _settle_late(self, input_batch: Any, batch: Batch | None) -> None:
+        """Make pages exact that vLLM's prompt kernels are about to read.
+
+        Mamba2's windows end at the first prompt of a batch. A request without drafts behind a prompt chunk of the same
+        length runs as a prompt of one token.
+        """
+        if batch is not None and not isinstance(batch.rows, slice):
+            return
+        first = 0 if batch is None else batch.count
+        late = (~input_batch.is_prefilling_np[first:]).nonzero()[0] + first
+        if len(late):
+            rows = Batch(
+                rows=self._sent(torch.from_numpy(late)),
+                count=len(late),
+                requests=input_batch.idx_mapping,
+                starts=input_batch.query_start_loc,
+                ends=input_batch.seq_lens,
+            )
+            self.session.rows.stage(rows)
+            self.session.policy.settle(self.session.rows.step(rows.count).slots)
 
     def _sent(self, x: Tensor) -> Tensor:
         """On the device, without waiting for it."""
