@@ -46,12 +46,85 @@ class Steps(NamedTuple):
 
 
 @triton.jit
-def _silu(y, c: tl.constexpr):
-    """y / (1 + exp(-y)) in the bits of torch's CUDA kernels, which approximate neither exp nor division."""
-    if c.COMPILED:
-        return tl.div_rn(y, 1 + libdevice.exp(-y))
-    else:
+def silu(y, COMPILED: tl.constexpr):
+    """y / (1 + exp(-y)) in the bits of torch's CUDA kernels, which approximate neither exp nor division.
+
+    The quotient is rounded correctly without a branch: a Newton step behind an approximate reciprocal, and the exact
+    remainder (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor). The divisor is
+    divided by 4, so that its reciprocal is a normal number; an infinite one still makes a zero.
+    """
+    if not COMPILED:
         return y / (1 + tl.exp(-y))
+    e = libdevice.exp(_negative(y))
+    divisor = tl.fma(e, 0.25, 0.25)
+    r = _reciprocal(divisor)
+    divisor = tl.minimum(divisor, 1e38)
+    r = tl.fma(r, tl.fma(-divisor, r, 1.0), r)
+    dividend = y * 0.25
+    q = dividend * r
+    return tl.fma(tl.fma(-divisor, q, dividend), r, q)
+
+
+@triton.jit
+def _negative(x):
+    """As part of the instruction that uses it, where 0 - x would be one more."""
+    return tl.inline_asm_elementwise("neg.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _reciprocal(x):
+    asm: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def add_product(sum, a, b):
+    """sum + a b, rounded twice, as torch does. Products of 16-bit numbers are exact, so one fma is as good."""
+    if (a.dtype.primitive_bitwidth == 16) & (b.dtype.primitive_bitwidth == 16):
+        return tl.fma(a.to(tl.float32), b.to(tl.float32), sum)
+    else:
+        return sum + a.to(tl.float32) * b.to(tl.float32)
+
+
+@triton.jit
+def load_inputs(p_x, x_token, p_ring, ring_input, p_weight, w_tap, p_bias, first, n, inside, c: tl.constexpr):
+    """Tuples of the settled inputs and the window's, zeros behind its end, and of the taps and the bias, if there is
+    one. p_* point at the channels."""
+    T: tl.constexpr = c.T
+    W: tl.constexpr = c.W
+    HISTORY: tl.constexpr = c.HISTORY
+    inputs, taps = (), ()
+    for i in tl.static_range(HISTORY):
+        inputs += (tl.load(p_ring + (first + i) % c.R * ring_input, mask=inside, other=0.0),)
+    for t in tl.static_range(T):
+        inputs += (tl.load(p_x + t * x_token, mask=inside & (t < n), other=0.0),)
+    for tap in tl.static_range(W):
+        taps += (tl.load(p_weight + tap * w_tap, mask=inside, other=0.0),)
+    if p_bias is not None:
+        taps += (tl.load(p_bias, mask=inside, other=0.0),)
+    return inputs, taps
+
+
+@triton.jit
+def store_inputs(inputs, p_ring, ring_input, first, n, inside, c: tl.constexpr):
+    """The window's, behind the settled ones."""
+    T: tl.constexpr = c.T
+    HISTORY: tl.constexpr = c.HISTORY
+    for t in tl.static_range(T):
+        p = p_ring + (first + HISTORY + t) % c.R * ring_input
+        tl.store(p, inputs[HISTORY + t], mask=inside & (t < n))
+
+
+@triton.jit
+def output(inputs, taps, t: tl.constexpr, c: tl.constexpr):
+    """Token t's, in fp32, of what ``load_inputs`` returns."""
+    W: tl.constexpr = c.W
+    y = inputs[t].to(tl.float32) * taps[0].to(tl.float32)
+    for tap in tl.static_range(1, W):
+        y = add_product(y, inputs[t + tap * c.DILATION], taps[tap])
+    if len(taps) > W:
+        y += taps[W].to(tl.float32)
+    return silu(y, c.COMPILED)
 
 
 @triton.jit
@@ -60,8 +133,6 @@ def convolve(
 ):
     """One row's window in BLOCK channels: its outputs, and its inputs into the ring, behind the settled ones."""
     T: tl.constexpr = c.T
-    W: tl.constexpr = c.W
-    HISTORY: tl.constexpr = c.HISTORY
     b = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * c.BLOCK + tl.arange(0, c.BLOCK)
     inside = d < c.D
@@ -69,27 +140,16 @@ def convolve(
     n = tl.where(slot > 0, tl.load(lens + b), 0)
     p_out = out + b * (T * c.D) + d
     if n > 0:
-        first = tl.load(at + slot) + (c.R - HISTORY)
+        first = tl.load(at + slot) + (c.R - c.HISTORY)
         p_ring = field + slot * step.slot + d.to(tl.int64) * step.channel
-        p_x = x + b * x_row + d
-        inputs, scales = (), ()
-        for i in tl.static_range(HISTORY):
-            inputs += (tl.load(p_ring + (first + i) % c.R * step.input, mask=inside, other=0.0),)
+        p_x, p_weight = x + b * x_row + d, weight + d * w_channel
+        p_bias = None if bias is None else bias + d
+        inputs, taps = load_inputs(
+            p_x, x_token, p_ring, step.input, p_weight, w_tap, p_bias, first, n, inside, c
+        )
+        store_inputs(inputs, p_ring, step.input, first, n, inside, c)
         for t in tl.static_range(T):
-            inputs += (tl.load(p_x + t * x_token, mask=inside & (t < n), other=0.0),)
-        for tap in tl.static_range(W):
-            scale = tl.load(weight + d * w_channel + tap * w_tap, mask=inside, other=0.0)
-            scales += (scale.to(tl.float32),)
-        for t in tl.static_range(T):
-            p = p_ring + (first + HISTORY + t) % c.R * step.input
-            tl.store(p, inputs[HISTORY + t], mask=inside & (t < n))
-        for t in tl.static_range(T):
-            y = inputs[t].to(tl.float32) * scales[0]
-            for tap in tl.static_range(1, W):
-                y += inputs[t + tap * c.DILATION].to(tl.float32) * scales[tap]
-            if bias is not None:
-                y += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
-            y = tl.where(t < n, _silu(y, c), 0.0)
+            y = tl.where(t < n, output(inputs, taps, t, c), 0.0)
             tl.store(p_out + t * c.D, y.to(out.dtype.element_ty), mask=inside)
     else:
         for t in tl.static_range(T):
@@ -161,7 +221,7 @@ class ConvRing(ConvWindow):
         out = torch.empty(batch, t, d, dtype=x.dtype, device=x.device)
         if batch:
             few = batch <= FEW
-            c = self._shape(t, SMALL if few else BLOCK)
+            c = self.shape(t, SMALL if few else BLOCK)
             convolve[(triton.cdiv(d, c.BLOCK), batch)](
                 x,
                 x.stride(0),
@@ -199,7 +259,7 @@ class ConvRing(ConvWindow):
         batch = slots.shape[0]
         if batch == 0:
             return
-        c = self._shape(max(1, self.conv.history), BLOCK)
+        c = self.shape(max(1, self.conv.history), BLOCK)
         keep[(triton.cdiv(c.D, c.BLOCK), batch)](
             self.field,
             self.field.stride(0),
@@ -218,7 +278,7 @@ class ConvRing(ConvWindow):
             self.at, slots, accepted, to, mark_to, batch, 128, c, num_warps=WARPS
         )
 
-    def _shape(self, rows: int, block: int) -> Shape:
+    def shape(self, rows: int, block: int) -> Shape:
         channels, ring = self.field.shape[-2:]
         return Shape(
             D=channels,

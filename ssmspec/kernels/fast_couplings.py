@@ -76,6 +76,12 @@ def _gates(raw, rate, bias, SOFTPLUS: tl.constexpr):
 
 
 @triton.jit
+def _by_head(pairs, c: tl.constexpr):
+    """[HEADS * TP] -> [HEADS, TP]; gathered, or the compiler works gates out anew in every layout that asks for them."""
+    return tl.reshape(tl.gather(pairs, tl.arange(0, c.HEADS * c.TP), 0), [c.HEADS, c.TP])
+
+
+@triton.jit
 def ring_at(position, c: tl.constexpr):
     """position in 0 .. 2R - 1."""
     return tl.where(position >= c.R, position - c.R, position)
@@ -120,76 +126,74 @@ def substitute(on_keys, on_queries, beta, to_solve, c: tl.constexpr):
 
 
 @triton.jit
-def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
-    """Coefficients to.heads, and the records of keys, norms and decays, for GDN and Mamba2.
-
-    One program per (row, HEADS value heads of one key head).
-    """
-    parts: tl.constexpr = c.GROUP // c.HEADS
-    row = (tl.program_id(0) // (c.H * parts)).to(tl.int64)
-    h = tl.program_id(0) // parts % c.H
-    part = tl.program_id(0) % parts
-    slot, n, first, records, flush = live_row(at, row)
-    if h + part == 0:
-        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
-    if n == 0:
-        return
+def load_tokens(x, x_step, row, h, n, c: tl.constexpr):
+    """Keys and queries [TP, KP] of a key head, zeros behind the window's end."""
     channel = tl.arange(0, c.KP)
     token = tl.arange(0, c.TP)
-    head = (h * parts + part) * c.HEADS + tl.arange(0, c.HEADS)
-    in_k = (channel < c.K)[None, :]
-    live = token < n
-
-    # all loads first: a program is short, and mostly waits
+    asked = (token < n)[:, None] & (channel < c.K)[None, :]
     of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + (token * x_step.k[1])[:, None]
     of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + (token * x_step.q[1])[:, None]
-    keys = tl.load(of_k + channel[None, :], mask=live[:, None] & in_k, other=0.0)
-    queries = tl.load(of_q + channel[None, :], mask=live[:, None] & in_k, other=0.0)
+    keys = tl.load(of_k + channel[None, :], mask=asked, other=0.0)
+    return keys, tl.load(of_q + channel[None, :], mask=asked, other=0.0)
+
+
+@triton.jit
+def load_gates(x, x_step, A_log, dt_bias, row, head, n, c: tl.constexpr):
+    """Raw a or dt, the rates and biases, and raw b (a again for Mamba2), one pair of (head, token) a lane; HEADS
+    heads from ``head`` on."""
     pair = tl.arange(0, c.HEADS * c.TP)
-    pair_head = (h * parts + part) * c.HEADS + pair // c.TP
-    pair_token = pair % c.TP
-    pair_live = pair_token < n
-    of_a = x.a + row * x_step.a[0] + pair_head * x_step.a[2]
-    raw = tl.load(of_a + pair_token * x_step.a[1], mask=pair_live, other=0.0)
-    rate = tl.load(A_log + pair_head)
-    bias = tl.load(dt_bias + pair_head)
+    head += pair // c.TP
+    token = pair % c.TP
+    of_a = x.a + row * x_step.a[0] + head * x_step.a[2]
+    raw = tl.load(of_a + token * x_step.a[1], mask=token < n, other=0.0)
+    beta = raw
     if not c.MAMBA:
-        of_b = x.b + row * x_step.b[0] + pair_head * x_step.b[2]
-        beta = tl.load(of_b + pair_token * x_step.b[1], mask=pair_live, other=0.0)
-    of_keys = rec.k + slot * rec_step.k + h * (c.R * c.K)
+        of_b = x.b + row * x_step.b[0] + head * x_step.b[2]
+        beta = tl.load(of_b + token * x_step.b[1], mask=token < n, other=0.0)
+    return raw, tl.load(A_log + head), tl.load(dt_bias + head), beta
+
+
+@triton.jit
+def load_history(rec, rec_step, slot, h, head, first, records, wanted, c: tl.constexpr):
+    """Of the records: keys [HP, KP], where ``wanted``; decays [HEADS, HP], each the next record's, and the oldest
+    one's; and what folds their updates, dt or 1 / norm [HEADS or 1, HP]."""
+    channel = tl.arange(0, c.KP)
+    past = tl.arange(0, c.HP)
+    held = past < records
+    ring = ring_at(first + past, c)
+    of_keys = rec.k + slot * rec_step.k + h * (c.R * c.K) + (ring * c.K)[:, None]
+    asked = (held & wanted)[:, None] & (channel < c.K)[None, :]
+    old = tl.load(of_keys + channel[None, :], mask=asked, other=0.0)
     of_decay = rec.decay + slot * rec_step.decay + (head * c.R)[:, None]
+    next_one = ring_at(first + past + 1, c)[None, :]
+    behind = tl.load(of_decay + next_one, mask=(past + 1 < records)[None, :], other=1.0)
+    oldest = tl.load(of_decay + first, mask=records > 0, other=1.0)
     if c.MAMBA:
         of_dt = rec.dt + slot * rec_step.dt + (head * c.R)[:, None]
+        gains = tl.load(of_dt + ring[None, :], mask=held[None, :], other=0.0)
     else:
         of_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
-    if c.HP > 0:
-        past = tl.arange(0, c.HP)
-        held = past < records
-        ring = ring_at(first + past, c)
-        asked = (held & (part == 0))[:, None] & in_k
-        old = tl.load(of_keys + (ring * c.K)[:, None] + channel[None, :], mask=asked, other=0.0)
-        behind = tl.load(
-            of_decay + ring_at(first + past + 1, c)[None, :], mask=(past + 1 < records)[None, :], other=1.0
-        )
-        oldest = tl.load(of_decay + first, mask=records > 0, other=1.0)
-        if c.MAMBA:
-            gains = tl.load(of_dt + ring[None, :], mask=held[None, :], other=0.0)
-        else:
-            gains = tl.load(of_norm + ring, mask=held, other=0.0)[None, :]
+        gains = tl.load(of_norm + ring, mask=held, other=0.0)[None, :]
+    return old, behind, oldest, gains
 
-    # a gate is worked out once, one pair of head and token a lane, and read back where it is needed
-    dt, decay = _gates(raw, exp(rate.to(tl.float32)), bias.to(tl.float32), c.SOFTPLUS)
-    to_pair = pair_head * c.R + ring_at(first + records + pair_token, c)
-    tl.store(rec.decay + slot * rec_step.decay + to_pair, decay, mask=pair_live)
-    if c.MAMBA:
-        tl.store(rec.dt + slot * rec_step.dt + to_pair, dt, mask=pair_live)
-    else:
-        of_beta = to.heads + row * (c.HV * c.COEFFICIENTS) + c.SCALE
-        tl.store(of_beta + pair_head * c.COEFFICIENTS + pair_token, sigmoid(beta.to(tl.float32)))
-    tl.debug_barrier()
 
+@triton.jit
+def couple_tokens(
+    to, keys, queries, gates, history, D, rec, rec_step, row, slot, h, part, n, behind_at, OPERAND: tl.constexpr,
+    c: tl.constexpr,
+):  # fmt: skip
+    """Coefficients to.heads and to.seen of keys and queries [TP, KP], and their records from position ``behind_at``
+    on; for HEADS value heads, the ``part``-th of key head ``h``."""
+    channel = tl.arange(0, c.KP)
+    token = tl.arange(0, c.TP)
+    ring = ring_at(behind_at + token, c)
+    first_head = h * c.GROUP + part * c.HEADS
+    head = first_head + tl.arange(0, c.HEADS)
+    live = token < n
     on_queries = gram(keys, queries, OPERAND)
     if c.HP > 0:
+        old, behind, oldest, gains = history
+        past = tl.arange(0, c.HP)
         old_on_queries = gram(old, queries, OPERAND)
     if not c.MAMBA:
         on_keys = gram(keys, keys, OPERAND)
@@ -199,30 +203,35 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         k_norm = rsqrt(tl.sum(wide * wide, 1) + EPS)
         wide = queries.to(tl.float32)
         q_norm = rsqrt(tl.sum(wide * wide, 1) + EPS) * c.QUERY
-    ring = ring_at(first + records + token, c)
-    tl.store(
-        of_keys + (ring * c.K)[:, None] + channel[None, :], keys, mask=(live & (part == 0))[:, None] & in_k
-    )
-    of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
-    decay = tl.load(of_decay + ring[None, :], mask=live[None, :], other=1.0)
+    to_keys = rec.k + slot * rec_step.k + h * (c.R * c.K) + (ring * c.K)[:, None] + channel[None, :]
+    tl.store(to_keys, keys, mask=(live & (part == 0))[:, None] & (channel < c.K)[None, :])
+
+    # kept in registers: what is read back from half-written sectors comes from DRAM
+    raw, rate, bias, beta = gates
+    dt, decay = _gates(raw, exp(rate.to(tl.float32)), bias.to(tl.float32), c.SOFTPLUS)
+    pair = tl.arange(0, c.HEADS * c.TP)
+    to_pair = (first_head + pair // c.TP) * c.R + ring_at(behind_at + pair % c.TP, c)
+    tl.store(rec.decay + slot * rec_step.decay + to_pair, decay, mask=pair % c.TP < n)
+    decay = _by_head(decay, c)
     upto = tl.associative_scan(decay, 1, multiply)
     later = token[None, :] > token[:, None]
     between = tl.associative_scan(tl.where(later[None, :, :], decay[:, None, :], 1.0), 2, multiply)
 
+    of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
     on_queries = tl.where(token[None, :] >= token[:, None], on_queries, 0.0)
-    solve = of_w[:, None, None] + (token * (c.PROBES * c.TP))[None, None, :] + token[None, :, None]
     if c.MAMBA:
-        dt = tl.load(of_dt + ring[None, :], mask=live[None, :], other=0.0)
-        outputs = dt[:, :, None] * (on_queries[None, :, :] * between)
+        tl.store(rec.dt + slot * rec_step.dt + to_pair, dt, mask=pair % c.TP < n)
+        outputs = _by_head(dt, c)[:, :, None] * (on_queries[None, :, :] * between)
         if D is not None:
             skip = tl.load(D + head).to(tl.float32)[:, None, None]
             outputs += tl.where((token[None, :] == token[:, None])[None, :, :], skip, 0.0)
+        solve = of_w[:, None, None] + (token * (c.PROBES * c.TP))[None, None, :] + token[None, :, None]
         tl.store(solve, outputs)
     else:
-        tl.store(of_norm + ring, k_norm, mask=live & (part == 0))
+        tl.store(rec.rnorm + slot * rec_step.rnorm + h * c.R + ring, k_norm, mask=live & (part == 0))
         on_keys = tl.where(later, on_keys, 0.0) * (k_norm[:, None] * k_norm[None, :])
         on_queries *= k_norm[:, None] * q_norm[None, :]
-        beta = tl.load(of_w[:, None] + (c.SCALE + token)[None, :])
+        beta = _by_head(sigmoid(beta.to(tl.float32)), c)
         on_keys = on_keys[None, :, :] * between
         on_queries = on_queries[None, :, :] * between
         substitute(on_keys, on_queries, beta, of_w, c)
@@ -246,3 +255,32 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
                 tl.store(of_seen, old_on_keys)
                 of_seen += c.HP
             tl.store(of_seen, old_on_queries)
+
+
+@triton.jit
+def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, c: tl.constexpr):
+    """Coefficients to.heads, and the records of keys, norms and decays, for GDN and Mamba2.
+
+    One program per (row, HEADS value heads of one key head).
+    """
+    parts: tl.constexpr = c.GROUP // c.HEADS
+    row = (tl.program_id(0) // (c.H * parts)).to(tl.int64)
+    h = tl.program_id(0) // parts % c.H
+    part = tl.program_id(0) % parts
+    slot, n, first, records, flush = live_row(at, row)
+    if h + part == 0:
+        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
+    if n == 0:
+        return
+    # all loads first: a program is short, and mostly waits
+    keys, queries = load_tokens(x, x_step, row, h, n, c)
+    first_head = h * c.GROUP + part * c.HEADS
+    gates = load_gates(x, x_step, A_log, dt_bias, row, first_head, n, c)
+    history = ()
+    if c.HP > 0:
+        heads = first_head + tl.arange(0, c.HEADS)
+        history = load_history(rec, rec_step, slot, h, heads, first, records, part == 0, c)
+    couple_tokens(
+        to, keys, queries, gates, history, D, rec, rec_step, row, slot, h, part, n, ring_at(first + records, c),
+        OPERAND, c,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
-from ssmspec.kernels import hopper, prepare, selftest
+from ssmspec.kernels import fast_layer, hopper, prepare, selftest
 from ssmspec.kernels.base import History, Kernels, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.fast import make_verify
 from ssmspec.kernels.fast_shape import Cursors
@@ -121,7 +121,7 @@ def _scratch(g: Geometry, x: Tokens) -> Prepared:
 def _verify(g: Geometry, w: Window) -> Verify:
     exact = _Exact(g)
     if w.mode is Mode.FAST:
-        return make_verify(g, w, exact)
+        return make_verify(g, w, exact, fast_layer.couple)
     return _Windows(g, w, exact) if hopper.runs_here() and hopper.unsupported(g, w) is None else exact
 
 

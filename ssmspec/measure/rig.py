@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssmspec import kernels, layout, policies
 from ssmspec.acceptance import Acceptance
-from ssmspec.geometry import Arch, Geometry, Window
+from ssmspec.geometry import Arch, Geometry, Mode, Window
 from ssmspec.kernels.base import Kernels, LayerParams, Tokens
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.kernels.layer_step import LayerStep, Projected, Weights, parts
@@ -140,7 +140,10 @@ class Rig:
 def _step(made: Kernels, g: Geometry, w: Window, fused: bool) -> tuple[Kernels, type[LayerStep]]:
     """With the conv in the launch in front of verify, where there are kernels for that."""
     if fused:
-        from ssmspec.kernels import hopper_layer
+        from ssmspec.kernels import fast_layer, hopper_layer
+
+        if w.mode is Mode.FAST:
+            return made, fast_layer.FastStep
 
         if hopper_layer.serves(g, w):
             return replace(made, verify=hopper_layer.FusedVerify(g, w, made.verify)), hopper_layer.FusedStep

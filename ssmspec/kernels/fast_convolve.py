@@ -1,0 +1,126 @@
+"""The conv and the couplings of a window in one launch: what the two give apart, without reading keys and queries again."""
+
+# mypy: disable-error-code="assignment, var-annotated, misc"
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ssmspec.kernels.conv_triton import load_inputs, output, store_inputs
+from ssmspec.kernels.fast_couplings import (
+    couple_tokens,
+    live_row,
+    load_gates,
+    load_history,
+    load_tokens,
+    pack,
+    ring_at,
+)
+
+
+class Conv(NamedTuple):
+    """A layer's conv: the window's inputs [B, T, D], its ring and its taps [W, D], all of neighbouring channels, and
+    room for the outputs [B, T, D]."""
+
+    x: Any
+    x_row: Any
+    x_token: Any
+    ring: Any
+    slot: Any  # elements of the ring from slot to slot
+    input: Any
+    at: Any  # [slots]
+    slots: Any  # [B]
+    taps: Any
+    bias: Any
+    out: Any
+
+
+@triton.jit
+def _load(conv, row, own, first, d, n, inside, w: tl.constexpr):
+    """As conv_triton.load_inputs, of channels ``d``; and where the ring is."""
+    p_ring = conv.ring + own * conv.slot + d
+    p_x = conv.x + row * conv.x_row + d
+    p_bias = None if conv.bias is None else conv.bias + d
+    inputs, taps = load_inputs(
+        p_x, conv.x_token, p_ring, conv.input, conv.taps + d, w.D, p_bias, first, n, inside, w
+    )
+    return inputs, taps, p_ring
+
+
+@triton.jit
+def _convolve(loaded, conv, row, first, d, n, inside, w: tl.constexpr):
+    """Stores a window's outputs, and its inputs into the ring."""
+    T: tl.constexpr = w.T
+    inputs, taps, p_ring = loaded
+    store_inputs(inputs, p_ring, conv.input, first, n, inside, w)
+    for t in tl.static_range(T):
+        y = output(inputs, taps, t, w).to(conv.out.dtype.element_ty)
+        tl.store(conv.out + (row * T + t) * w.D + d, y, mask=inside & (t < n))
+
+
+@triton.jit
+def _keys(
+    to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
+    OPERAND: tl.constexpr, EARLY: tl.constexpr, w: tl.constexpr, c: tl.constexpr,
+):  # fmt: skip
+    """HEADS value heads of one key head."""
+    parts: tl.constexpr = c.GROUP // c.HEADS
+    VALUES: tl.constexpr = c.HV * c.V
+    h = tl.program_id(0) // parts
+    part = tl.program_id(0) % parts
+    channel = tl.arange(0, c.KP)
+    inside = channel < c.K
+    of_q = (VALUES + c.H * c.K if c.MAMBA else 0) + h * c.K + channel
+    of_k = (VALUES if c.MAMBA else c.H * c.K) + h * c.K + channel
+    queries = _load(conv, row, own, oldest, of_q, n, inside, w)
+    keys = _load(conv, row, own, oldest, of_k, n, inside, w)
+    head = h * c.GROUP + part * c.HEADS
+    gates = load_gates(x, x_step, A_log, dt_bias, row, head, n, c)
+    heads = head + tl.arange(0, c.HEADS)
+    history = ()
+    if EARLY & (c.HP > 0):  # a program is short, and mostly waits
+        history = load_history(rec, rec_step, slot, h, heads, first, records, part == 0, c)
+    _convolve(queries, conv, row, oldest, of_q, n, inside, w)
+    _convolve(keys, conv, row, oldest, of_k, n, inside, w)
+    tl.debug_barrier()  # what a program has just stored it finds in the cache, a token to a row
+    keys, queries = load_tokens(x, x_step, row, h, n, c)
+    if (not EARLY) & (c.HP > 0):
+        history = load_history(rec, rec_step, slot, h, heads, first, records, part == 0, c)
+    couple_tokens(
+        to, keys, queries, gates, history, D, rec, rec_step, row, slot, h, part, n, ring_at(first + records, c),
+        OPERAND, c,
+    )  # fmt: skip
+
+
+@triton.jit
+def _values(conv, row, own, oldest, n, program, w: tl.constexpr, c: tl.constexpr):
+    """BLOCK channels of the values."""
+    i = program * w.BLOCK + tl.arange(0, w.BLOCK)
+    inside = i < c.HV * c.V
+    d = (0 if c.MAMBA else 2 * c.H * c.K) + i
+    _convolve(_load(conv, row, own, oldest, d, n, inside, w), conv, row, oldest, d, n, inside, w)
+
+
+@triton.jit
+def convolve_and_couple(
+    to, conv, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, EARLY: tl.constexpr,
+    w: tl.constexpr, c: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs, B): writes what conv_triton.convolve writes for live tokens, and fast_couplings.couple."""
+    row = tl.program_id(1).to(tl.int64)
+    slot, n, first, records, flush = live_row(at, row)
+    if tl.program_id(0) == 0:
+        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
+    if n == 0:
+        return
+    own = tl.load(conv.slots + row).to(tl.int64)
+    oldest = tl.load(conv.at + own) + (w.R - w.HISTORY)
+    heads: tl.constexpr = c.HV // c.HEADS
+    if tl.program_id(0) < heads:
+        _keys(
+            to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
+            OPERAND, EARLY, w, c,
+        )  # fmt: skip
+    else:
+        _values(conv, row, own, oldest, n, tl.program_id(0) - heads, w, c)
