@@ -77,7 +77,12 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for function in kernel.functions.values():
         function.__globals__.update(own)
-        function.__globals__["gl"].__dict__.update(where=where, num_warps=lambda: 4)
+        function.__globals__["gl"].__dict__.update(
+            where=where,
+            num_warps=lambda: 4,
+            join=lambda x, y: Value(torch.stack([x.data, y.data], -1)),
+            convert_layout=lambda x, *_, **__: x,
+        )
     monkeypatch.setattr(fast_mma, "window", kernel)
     monkeypatch.setattr(fast, "_tuned", lambda *_: True)
     monkeypatch.setattr(

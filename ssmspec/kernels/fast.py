@@ -30,7 +30,7 @@ MAX_REGISTERS = {
 }  # by bytes per element of state: three programs fit on a multiprocessor, or two
 REGISTERS_A_PROCESSOR = 65536
 SHARED_A_PROCESSOR, SHARED_RESERVED = 227 * 1024, 1024  # bytes; the latter per program
-COUPLE_REGISTERS = 128  # a program is one warp, and mostly waits: sixteen fit on a multiprocessor
+COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
 LEAST_PAST = 16  # records: the depth of a product
 
 

@@ -18,10 +18,12 @@ from ssmspec.kernels.fast_tile import (
     cursor_of,
     fetch,
     fetch_cursor,
-    load,
+    load_head,
+    load_values,
     nth,
     place,
     rounded,
+    side_by_side,
     silence,
     state_at,
     store_outputs,
@@ -90,11 +92,11 @@ def _above(x, y):
 
 
 @gluon.jit
-def _see(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
+def _see(shared, i, of_head, M: gl.constexpr, c: gl.constexpr):
     """What every probe sees of state and records [BV, NC]."""
-    scale, seen, _, _, weight, total = loaded
-    states = shared.states.index(i)
-    probes = shared.probes.index(i).permute((1, 0))
+    scale, seen, _, weight, total = of_head
+    states = shared.states.index(i % 2)
+    probes = shared.probes.index((i // c.BLOCKS) % 2).permute((1, 0))
     WIDE: gl.constexpr = c.wide(states.dtype, probes.dtype)
     WIDTH: gl.constexpr = 2 if WIDE else 4
     PART: gl.constexpr = 64 if WIDE else 32
@@ -105,7 +107,7 @@ def _see(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
         p = probes.slice(j * PART, PART, 0).load(gl.DotOperandLayout(1, M, WIDTH))
         y = y + product(s, p)
     if c.HP > 0:
-        old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, 4))
+        old = shared.updates.index(i % 2).permute((1, 0)).load(gl.DotOperandLayout(0, M, 4))
         y = y * total[:, None] + product(old.to(gl.float32) * weight[None, :], seen)
     return y * scale[None, :]
 
@@ -133,27 +135,27 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
 
 
 @gluon.jit
-def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+def _fold(shared, i, of_head, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """Store the state behind all records, total * S + sum of weight_j c_j k_j^T: summed in fp32, rounded once."""
     row, head, tile_v = place(tile, a, c)
-    states = shared.states.index(i)
+    states = shared.states.index(i % 2)
     PIECES: gl.constexpr = shared.keys.dtype == gl.bfloat16
     WIDTH: gl.constexpr = 2 if PIECES else 4
-    old = shared.updates.index(i).permute((1, 0)).load(gl.DotOperandLayout(0, M, WIDTH)).to(gl.float32)
-    old = old * gl.convert_layout(loaded[4], gl.SliceLayout(0, old.type.layout))[None, :]
-    keys = shared.keys.index(i).load(gl.DotOperandLayout(1, M, WIDTH))
+    old = shared.updates.index(i % 2).permute((1, 0)).load(gl.DotOperandLayout(0, M, WIDTH)).to(gl.float32)
+    old = old * gl.convert_layout(of_head[3], gl.SliceLayout(0, old.type.layout))[None, :]
+    keys = shared.keys.index((i // c.BLOCKS) % 2).load(gl.DotOperandLayout(1, M, WIDTH))
     if PIECES:
         high, middle, low = bf16_parts(old)
         added = gl.full([c.BV, c.KP], 0.0, gl.float32, layout=M)
         added = mma_v2(high, keys, mma_v2(middle, keys, mma_v2(low, keys, added)))
     else:
         added = product(old, keys)
-    total = loaded[5][:, None]
+    total = of_head[4][:, None]
     if c.CHANNELS:
         k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, M))
         of_total = vectors_at(a, row, head, c) + (c.NC + c.HP) * c.K
         total = gl.load(of_total + k, mask=k < c.K, other=0.0)[None, :]
-    states = shared.states.index(i)
+    states = shared.states.index(i % 2)
     full = states.load(M).to(gl.float32) * total + added
     states.store(full.to(states.dtype))
     L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
@@ -164,28 +166,15 @@ def _fold(shared, i, loaded, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
 
 
 @gluon.jit
-def _answer(shared, i, loaded, M: gl.constexpr, c: gl.constexpr):
+def _answer(shared, i, of_head, value, M: gl.constexpr, c: gl.constexpr):
     """-> updates and outputs, [BV, tokens] each."""
-    y = _see(shared, i, loaded, M, c)
+    y = _see(shared, i, of_head, M, c)
     if c.MAMBA:
-        update = loaded[3]
-        o = y + product(loaded[3], loaded[2])
+        update = value
+        o = y + product(value, of_head[2])
     else:
-        update, o = _solve(y, loaded[2], loaded[3], M, c)
+        update, o = _solve(y, of_head[2], value, M, c)
     return update, o
-
-
-@gluon.jit
-def _put(o, i, before, waits, loaded, tile, a, c: gl.constexpr):
-    """Store a tile's outputs; where they are normed, those of all of a head with its last -> what waits for the rest."""
-    squares, gated = gate(o, loaded, c)
-    if c.BLOCKS == 1:
-        store_normed(squares, gated, tile, a, c)
-    elif i % c.BLOCKS == 1:
-        squares = squares + before
-        store_normed(squares, waits, tile - 1, a, c)
-        store_normed(squares, gated, tile, a, c)
-    return squares, gated
 
 
 @gluon.jit
@@ -201,8 +190,8 @@ def window(a, c: gl.constexpr):
     BUFFERS: gl.constexpr = 2
     shared = Shared(
         gl.allocate_shared_memory(STATE, [BUFFERS, c.BV, c.KP], c.swizzled(STATE, PROBE)),
-        gl.allocate_shared_memory(PROBE, [BUFFERS, c.NC, c.KP], c.swizzled(STATE, PROBE)),
         gl.allocate_shared_memory(UPDATE, [BUFFERS, PAST, c.BV], gl.SwizzledSharedLayout(8, 4, 4, [1, 0])),
+        gl.allocate_shared_memory(PROBE, [BUFFERS, c.NC, c.KP], c.swizzled(STATE, PROBE)),
         gl.allocate_shared_memory(PROBE, [BUFFERS, PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
         gl.allocate_shared_memory(gl.int64, [CURSORS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )
@@ -217,27 +206,33 @@ def window(a, c: gl.constexpr):
     L: gl.constexpr = c.columns(gl.num_warps())
     squares = gl.full([c.TP], 0.0, gl.float32, layout=gl.SliceLayout(0, L))
     gated = gl.full([c.BV, c.TP], 0.0, gl.float32, layout=L)
+    of_head = load_head(tile, a, M, c)
     i = 0
     while tile < a.tiles:
-        loaded = load(cursor, tile, a, M, c)  # in front of the copies, which take a while to issue
+        if i % c.BLOCKS == 0:
+            of_head = load_head(tile, a, M, c)  # in front of the copies, which take a while to issue
+        value = load_values(cursor, tile, a, M, c)
         if c.GATE is not None:
-            gates = load_gate(cursor, tile, a, c)
+            of_gate = load_gate(cursor, tile, a, c)
         next = cursor_of(shared, i + 1)
-        fetch(shared, (i + 1) % BUFFERS, next, nth(i + 1, c), a, c)
+        fetch(shared, i + 1, next, nth(i + 1, c), a, c)
         fetch_cursor(shared, i + 3, nth(i + 3, c), a, c)
         async_copy.commit_group()
         async_copy.wait_group(1)
         if cursor & 63 != 0:
-            update, o = _answer(shared, i % BUFFERS, loaded, M, c)
+            update, o = _answer(shared, i, of_head, value, M, c)
+            if c.GATE is not None:
+                gates = gate(of_gate, c)
+            update, o = side_by_side(update, o, c)
             o = rounded(o, cursor, a, c)
-            if c.GATE is None:
-                store_outputs(o, tile, a, c)
+            if c.GATE is not None:
+                squares, gated = store_normed(o, gates, i, squares, gated, tile, a, c)
             else:
-                squares, gated = _put(o, i, squares, gated, gates, tile, a, c)
+                store_outputs(o, True, tile, a, c)
             store_updates(update, cursor, tile, a, c)
             if c.HP > 0:
                 if (cursor >> 18) & 1 != 0:
-                    _fold(shared, i % BUFFERS, loaded, cursor, tile, a, M, c)
+                    _fold(shared, i, of_head, cursor, tile, a, M, c)
         else:
             silence(tile, a, c)
         cursor = next

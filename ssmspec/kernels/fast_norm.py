@@ -29,20 +29,30 @@ def load_gate(cursor, tile, a, c: gl.constexpr):
 
 
 @gluon.jit
-def gate(o, loaded, c: gl.constexpr):
-    """Rounded outputs [BV, TP] -> (sums of their squares [TP], they times weight and gate)."""
+def gate(loaded, c: gl.constexpr):
+    """What normed outputs are multiplied with [BV, TP]."""
     z, weight = loaded
-    o = o.to(gl.float32)
     z = z.to(gl.float32)
     above = z
     if c.GATE == "sigmoid":
         above = gl.full(z.shape, 1.0, gl.float32, layout=z.type.layout)
-    gated = o * weight.to(gl.float32) * libdevice.fast_dividef(above, 1 + libdevice.fast_expf(-z))
-    return gl.sum(o * o, 0), gated
+    return weight.to(gl.float32) * libdevice.fast_dividef(above, 1 + libdevice.fast_expf(-z))
 
 
 @gluon.jit
-def store_normed(squares, gated, tile, a, c: gl.constexpr):
-    """``gated`` over the root of the mean square of all of V."""
-    normed = gated * gl.rsqrt(squares / c.V + c.EPS)[None, :]
-    store_outputs(normed.to(a.out.dtype.element_ty), tile, a, c)
+def store_normed(o, gates, i, before, waits, tile, a, c: gl.constexpr):
+    """Outputs over the root of their mean square over V, gated, once all of a head are there -> what waits for the rest.
+
+    No branch: nothing waits for the stores, and what comes behind fills the time that they take.
+    """
+    o = o.to(gl.float32)
+    squares = gl.sum(o * o, 0)
+    gated = o * gates
+    last = i % c.BLOCKS == c.BLOCKS - 1
+    if c.BLOCKS > 1:
+        norm = gl.rsqrt((squares + before) / c.V + c.EPS)[None, :]
+        store_outputs((waits * norm).to(a.out.dtype.element_ty), last, tile - 1, a, c)
+    else:
+        norm = gl.rsqrt(squares / c.V + c.EPS)[None, :]
+    store_outputs((gated * norm).to(a.out.dtype.element_ty), last, tile, a, c)
+    return squares, gated

@@ -143,6 +143,10 @@ class Shape:
         """[BV, tokens], four neighbours of V in a thread."""
         return gl.BlockedLayout([4, 1], [self.BV // 4, 128 // self.BV], [1, warps], [0, 1])
 
+    def pairs(self, warps: int) -> gl.BlockedLayout:
+        """Two of ``columns``, [BV, tokens, 2]."""
+        return gl.BlockedLayout([4, 1, 2], [self.BV // 4, 128 // self.BV, 1], [1, warps, 1], [2, 0, 1])
+
     def tokens(self) -> gl.DistributedLinearLayout:
         """[BV, TP] as the even columns of an [BV, 2 TP] accumulator lie in registers."""
         t = [1 << i for i in range((self.TP - 1).bit_length())]

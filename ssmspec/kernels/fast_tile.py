@@ -33,9 +33,9 @@ class Shared(NamedTuple):
     """Shared memory: two of each, one of which is filled while the other is used, and a ring of cursors."""
 
     states: Any  # [BV, KP]
-    probes: Any  # [NC, KP]
     updates: Any  # [HP, BV]
-    keys: Any  # [HP, KP], of rows that will be folded
+    probes: Any  # [NC, KP], of a head
+    keys: Any  # [HP, KP], of a head of a row that will be folded
     cursors: Any  # [1]
 
 
@@ -120,18 +120,12 @@ def _fetch_keys(keys, cursor, tile, a, c: gl.constexpr):
 
 
 @gluon.jit
-def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
-    """Start copying a state tile, its probes and old updates into shared memory; zeros for what lies outside."""
-    slot, n, first, records, flush = unpack(cursor)
-    row, head, tile_v = place(tile, a, c)
-    L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
-    v = gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+def _fetch_probes(probes, cursor, tile, a, c: gl.constexpr):
+    """Start copying the probes of a head."""
+    row, head, _ = place(tile, a, c)
+    L: gl.constexpr = c.lines(c.KP, probes.dtype.primitive_bitwidth, gl.num_warps())
+    column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
-    inside = (v < c.V - tile_v)[:, None] & (k < c.K)[None, :]
-    async_load(shared.states.index(i), state_at(a, cursor, head, tile_v, v, k, c), mask=inside)
-    LP: gl.constexpr = c.lines(c.KP, shared.probes.dtype.primitive_bitwidth, gl.num_warps())
-    column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, LP))
-    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, LP))
     of = column // c.PROBES
     if c.CHANNELS:
         of_p = vectors_at(a, row, head, c) + column * c.K
@@ -141,27 +135,41 @@ def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
         if not c.MAMBA:
             of_k = a.x.k + row * a.x_step.k[0] + (of * a.x_step.k[1] + h * a.x_step.k[2])
             of_p = gl.where(column % 2 == 1, of_p, of_k)
-    async_load(
-        shared.probes.index(i), of_p[:, None] + k[None, :], mask=(of < n)[:, None] & (k < c.K)[None, :]
-    )
+    inside = (of < cursor.to(gl.int32) & 63)[:, None] & (k < c.K)[None, :]
+    async_load(probes, of_p[:, None] + k[None, :], mask=inside)
+
+
+@gluon.jit
+def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
+    """Start copying the i-th tile's state and old updates into shared memory, with the first of a head the head's
+    probes and keys too; zeros for what lies outside."""
+    slot, _, first, records, flush = unpack(cursor)
+    _, head, tile_v = place(tile, a, c)
+    L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
+    v = gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
+    inside = (v < c.V - tile_v)[:, None] & (k < c.K)[None, :]
+    async_load(shared.states.index(i % 2), state_at(a, cursor, head, tile_v, v, k, c), mask=inside)
     if c.HP > 0:
         of_c = updates_at(a, slot, head, c)
         LC: gl.constexpr = c.lines(c.BV, of_c.dtype.element_ty.primitive_bitwidth, gl.num_warps())
         record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, LC))
         v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(0, LC))
         held = (record < records)[:, None] & (v < c.V)[None, :]
-        async_load(
-            shared.updates.index(i), of_c + ring_at(first + record, c)[:, None] * c.V + v[None, :], mask=held
-        )
-        if flush != 0:
-            _fetch_keys(shared.keys.index(i), cursor, tile, a, c)
+        of_c = of_c + ring_at(first + record, c)[:, None] * c.V + v[None, :]
+        async_load(shared.updates.index(i % 2), of_c, mask=held)
+    if i % c.BLOCKS == 0:
+        of_head = (i // c.BLOCKS) % 2
+        _fetch_probes(shared.probes.index(of_head), cursor, tile, a, c)
+        if c.HP > 0:
+            if flush != 0:
+                _fetch_keys(shared.keys.index(of_head), cursor, tile, a, c)
 
 
 @gluon.jit
-def load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
-    """What a tile needs besides, in the fragments that use it: scale, seen, solve, the values v (or x), fold and total."""
-    _, n, _, _, _ = unpack(cursor)
-    row, head, tile_v = place(tile, a, c)
+def load_head(tile, a, M: gl.constexpr, c: gl.constexpr):
+    """A head's coefficients, in the fragments that use them: scale, seen, solve, fold and total."""
+    row, head, _ = place(tile, a, c)
     of_w = a.w.heads + (row * c.HV + head) * c.COEFFICIENTS
     scale = gl.load(of_w + c.SCALE + gl.arange(0, c.NC, layout=gl.SliceLayout(0, M)))
     seen = scale
@@ -176,23 +184,43 @@ def load(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
         record = gl.arange(0, c.HP, layout=gl.SliceLayout(0, gl.DotOperandLayout(0, M, 4)))
         weight = gl.load(of_w + c.FOLD + record)
         total = gl.load(of_w + c.TOTAL + gl.arange(0, c.BV, layout=gl.SliceLayout(1, M)) % 4)
-    LV: gl.constexpr = gl.DotOperandLayout(0, M, 4) if c.MAMBA else c.tokens()
     if c.MAMBA:
-        WIDE: gl.constexpr = max(16, c.TP)
-        token = gl.arange(0, WIDE, layout=gl.SliceLayout(1, LW))
+        token = gl.arange(0, max(16, c.TP), layout=gl.SliceLayout(1, LW))
         of_solve = of_w + column[None, :] * c.TP + token[:, None]
         solve = gl.load(of_solve, mask=(token < c.TP)[:, None], other=0.0)
-        token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LV))
     else:
         LZ: gl.constexpr = gl.DotOperandLayout(1, M, 1)
         token = gl.arange(0, c.TP, layout=gl.SliceLayout(1, LZ))
         column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, LZ))
         solve = gl.load(of_w + column[None, :] * c.TP + token[:, None])
-        token = gl.arange(0, c.TP, layout=gl.SliceLayout(0, LV))
-    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, LV))
+    return scale, seen, solve, weight, total
+
+
+@gluon.jit
+def load_values(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
+    """The values v (or x) of a tile, in the fragment that uses them, [BV, tokens]."""
+    row, head, tile_v = place(tile, a, c)
+    L: gl.constexpr = gl.DotOperandLayout(0, M, 4) if c.MAMBA else c.tokens()
+    WIDE: gl.constexpr = max(16, c.TP) if c.MAMBA else c.TP
+    token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     of_v = a.x.v + row * a.x_step.v[0] + (token * a.x_step.v[1] + head * a.x_step.v[2])[None, :] + v[:, None]
-    value = gl.load(of_v, mask=(token < n)[None, :] & (v < c.V)[:, None], other=0.0)
-    return scale, seen, solve, value, weight, total
+    return gl.load(of_v, mask=(token < cursor.to(gl.int32) & 63)[None, :] & (v < c.V)[:, None], other=0.0)
+
+
+@gluon.jit
+def side_by_side(update, o, c: gl.constexpr):
+    """Updates and outputs [BV, tokens] with neighbours of V in a thread; through shared memory at once where they can."""
+    L: gl.constexpr = c.columns(gl.num_warps())
+    if c.MAMBA:
+        update = gl.convert_layout(update, L)
+        o = gl.convert_layout(o, L)
+    else:
+        both = gl.convert_layout(gl.join(update, o), c.pairs(gl.num_warps()))
+        update, o = gl.split(both)
+        update = gl.convert_layout(update, L, assert_trivial=True)
+        o = gl.convert_layout(o, L, assert_trivial=True)
+    return update, o
 
 
 @gluon.jit
@@ -204,33 +232,31 @@ def store_updates(update, cursor, tile, a, c: gl.constexpr):
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     token = gl.arange(0, update.shape[1], layout=gl.SliceLayout(0, L))
     of_c = updates_at(a, slot, head, c)
-    update = gl.convert_layout(update.to(of_c.dtype.element_ty), L)
+    update = update.to(of_c.dtype.element_ty)
     of_c = of_c + (ring_at(ring_at(first + records, c) + token, c) * c.V)[None, :] + v[:, None]
     gl.store(of_c, update, mask=(token < n)[None, :] & (v < c.V)[:, None])
 
 
 @gluon.jit
-def store_outputs(o, tile, a, c: gl.constexpr):
-    """[BV, tokens] in rows of V, up to the window's padded end."""
+def store_outputs(o, due, tile, a, c: gl.constexpr):
+    """[BV, tokens], up to the window's padded end, if ``due``."""
     L: gl.constexpr = c.columns(gl.num_warps())
     row, head, tile_v = place(tile, a, c)
     token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
-    gl.store(of_out, o, mask=(token < c.T)[None, :] & (v < c.V)[:, None])
+    gl.store(of_out, o, mask=(token < c.T)[None, :] & (v < c.V)[:, None] & due)
 
 
 @gluon.jit
 def rounded(o, cursor, a, c: gl.constexpr):
-    """Outputs as they are stored: of the dtype of activations, neighbours of V in a thread, zeros behind a window."""
-    L: gl.constexpr = c.columns(gl.num_warps())
-    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
-    o = gl.convert_layout(o.to(a.out.dtype.element_ty), L)
-    return gl.where((token < cursor.to(gl.int32) & 63)[None, :], o, 0.0)
+    """Outputs as they are stored: of the dtype of activations, zeros behind a window's end."""
+    token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, c.columns(gl.num_warps())))
+    return gl.where((token < cursor.to(gl.int32) & 63)[None, :], o.to(a.out.dtype.element_ty), 0.0)
 
 
 @gluon.jit
 def silence(tile, a, c: gl.constexpr):
     """A null row's outputs are zeros."""
     L: gl.constexpr = c.columns(gl.num_warps())
-    store_outputs(gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L), tile, a, c)
+    store_outputs(gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L), True, tile, a, c)
