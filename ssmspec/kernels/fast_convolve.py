@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.conv_triton import load_inputs, output, store_inputs
+from ssmspec.kernels.conv_math import load_inputs, output, store_inputs
 from ssmspec.kernels.fast_couplings import (
     couple_tokens,
     live_row,

@@ -1,0 +1,105 @@
+"""What the short conv's kernels have in common: a window's inputs and outputs in registers."""
+
+# mypy: disable-error-code="assignment,misc"
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for."""
+
+    D: int
+    W: int
+    DILATION: int
+    HISTORY: int
+    R: int  # inputs in a ring
+    T: int
+    PT: int  # T, to a power of 2
+    BLOCK: int
+    COMPILED: bool
+
+
+@triton.jit
+def silu(y, COMPILED: tl.constexpr):
+    """y / (1 + exp(-y)) in the bits of torch's CUDA kernels, which approximate neither exp nor division.
+
+    The quotient is rounded correctly without a branch: a Newton step behind an approximate reciprocal, and the exact
+    remainder (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor). The divisor is
+    divided by 4, so that its reciprocal is a normal number; an infinite one still makes a zero.
+    """
+    if not COMPILED:
+        return y / (1 + tl.exp(-y))
+    e = libdevice.exp(_negative(y))
+    divisor = tl.fma(e, 0.25, 0.25)
+    r = _reciprocal(divisor)
+    divisor = tl.minimum(divisor, 1e38)
+    r = tl.fma(r, tl.fma(-divisor, r, 1.0), r)
+    dividend = y * 0.25
+    q = dividend * r
+    return tl.fma(tl.fma(-divisor, q, dividend), r, q)
+
+
+@triton.jit
+def _negative(x):
+    """As part of the instruction that uses it, where 0 - x would be one more."""
+    return tl.inline_asm_elementwise("neg.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _reciprocal(x):
+    asm: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def add_product(sum, a, b):
+    """sum + a b, rounded twice, as torch does. Products of 16-bit numbers are exact, so one fma is as good."""
+    if (a.dtype.primitive_bitwidth == 16) & (b.dtype.primitive_bitwidth == 16):
+        return tl.fma(a.to(tl.float32), b.to(tl.float32), sum)
+    else:
+        return sum + a.to(tl.float32) * b.to(tl.float32)
+
+
+@triton.jit
+def load_inputs(p_x, x_token, p_ring, ring_input, p_weight, w_tap, p_bias, first, n, inside, c: tl.constexpr):
+    """Tuples of the settled inputs and the window's, zeros behind its end, and of the taps and the bias, if there is
+    one. p_* point at the channels."""
+    T: tl.constexpr = c.T
+    W: tl.constexpr = c.W
+    HISTORY: tl.constexpr = c.HISTORY
+    inputs, taps = (), ()
+    for i in tl.static_range(HISTORY):
+        inputs += (tl.load(p_ring + (first + i) % c.R * ring_input, mask=inside, other=0.0),)
+    for t in tl.static_range(T):
+        inputs += (tl.load(p_x + t * x_token, mask=inside & (t < n), other=0.0),)
+    for tap in tl.static_range(W):
+        taps += (tl.load(p_weight + tap * w_tap, mask=inside, other=0.0),)
+    if p_bias is not None:
+        taps += (tl.load(p_bias, mask=inside, other=0.0),)
+    return inputs, taps
+
+
+@triton.jit
+def store_inputs(inputs, p_ring, ring_input, first, n, inside, c: tl.constexpr):
+    """The window's, behind the settled ones."""
+    T: tl.constexpr = c.T
+    HISTORY: tl.constexpr = c.HISTORY
+    for t in tl.static_range(T):
+        p = p_ring + (first + HISTORY + t) % c.R * ring_input
+        tl.store(p, inputs[HISTORY + t], mask=inside & (t < n))
+
+
+@triton.jit
+def output(inputs, taps, t: tl.constexpr, c: tl.constexpr):
+    """Token t's, in fp32, of what ``load_inputs`` returns."""
+    W: tl.constexpr = c.W
+    y = inputs[t].to(tl.float32) * taps[0].to(tl.float32)
+    for tap in tl.static_range(1, W):
+        y = add_product(y, inputs[t + tap * c.DILATION], taps[tap])
+    if len(taps) > W:
+        y += taps[W].to(tl.float32)
+    return silu(y, c.COMPILED)
