@@ -18,6 +18,7 @@ NAMES = {
     "op_registry_oot": "vllm.model_executor.custom_op:op_registry_oot",
     "get_forward_context": "vllm.forward_context:get_forward_context",
     "init_logger": "vllm.logger:init_logger",
+    "current_platform": "vllm.platforms:current_platform",
     "QwenGatedDeltaNetAttention": (
         "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention"
     ),

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from ssmspec.geometry import Mode
@@ -10,7 +11,7 @@ from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
 from ssmspec.runtime.vllm.refusals import OURS, REPORT
 
-MODELS = "ssmspec.runtime.vllm.models"
+MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # torch comes with these
 
 
 def install() -> None:
@@ -90,6 +91,7 @@ def _select(vllm_config: Any, serve: config.ServeConfig) -> None:
     model = vllm_config.model_config
     arch = model.hf_config.architectures[0].removeprefix(OURS)
     refusals.check(vllm_config, serve, compat.check())
+    serve = import_module(RING).of_engine(serve, vllm_config)
     vllm_config.additional_config = {**vllm_config.additional_config, config.KEY: serve.to_dict()}
     model.model_class_overrides = {**model.model_class_overrides, OURS + arch: f"{MODELS}:{OURS}{arch}"}
     model.hf_config.architectures = [OURS + arch]
