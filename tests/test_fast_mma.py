@@ -43,11 +43,11 @@ class Machine(gluon_on_cpu.Machine):
             self.pending = late
 
 
-def where(keep: Value, a: Any, b: Any) -> Any:
+def where(keep: Any, a: Any, b: Any) -> Any:
     if isinstance(a, Pointer):
         assert a.base.data_ptr() == b.base.data_ptr()
         return Pointer(a.base, torch.where(keep.data, a.offset, b.offset))
-    return Value(torch.where(keep.data, gluon_on_cpu.plain(a), gluon_on_cpu.plain(b)))
+    return Value(torch.where(*(torch.as_tensor(gluon_on_cpu.plain(x)) for x in (keep, a, b))))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "REGISTERS_A_PROCESSOR", 255 * 32 * 4)  # a program: each meets several tiles
 
 
-@pytest.mark.parametrize("v", [64, 128])
+@pytest.mark.parametrize("v", [64, 96, 128])
 @pytest.mark.parametrize("arch", [Arch.GDN, Arch.KDA])
 def test_a_normed_window_has_the_values_of_the_norm_behind_it(on_cpu: None, arch: Arch, v: int) -> None:
     """Couplings are random numbers: this is about what is done with the outputs."""
@@ -105,7 +105,7 @@ def test_a_normed_window_has_the_values_of_the_norm_behind_it(on_cpu: None, arch
     step = Step.of([2, 0, 5, 1, 4], [t, t, 1, t - 1, t], t)
     x, weight, gates = draw.tokens(g, 5, t), draw.normal(v), draw.normal(5, t, hv * v + 8)
     z, norm = gates[..., 8:].view(5, t, hv, v), GatedNorm.of(g)
-    couplings = []
+    couplings, turns = [], [3, 0, 4, 1, 2]
 
     def couple(g: Geometry, layer: object, x: object, call: fast_tile.Call, at: object, c: object) -> None:
         if not couplings:
@@ -117,7 +117,10 @@ def test_a_normed_window_has_the_values_of_the_norm_behind_it(on_cpu: None, arch
             first, count = int(past.base[slot]), int(past.count[slot])
             flush = int(count > 0 and count + n > past.limit)
             live = n if slot > 0 else 0
-            call.w.cursors[row] = slot << 39 | slot << 19 | flush << 18 | count << 12 | first << 6 | live
+            call.w.cursors[turns[row], 0] = (
+                slot << 39 | slot << 19 | flush << 18 | count << 12 | first << 6 | live
+            )
+            call.w.cursors[turns[row], 1] = row
 
     def run(x: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
         own = clone(layer)

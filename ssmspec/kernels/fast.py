@@ -104,6 +104,7 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
                 None if history is None else history.base,
                 None if history is None else history.count,
                 0 if history is None else history.limit,
+                len(rows),
             )
             couple(g, layer, x, call, at, shape)
             if tuned:
@@ -170,8 +171,8 @@ def _shape(
 
 
 def _norms(g: Geometry, x: Gated, warps: int) -> bool:
-    """Whether the Gluon kernel norms: it keeps one tile's outputs while it works on the next."""
-    return x.norm.group == g.head_v and not x.norm.gate_first and g.head_v <= 2 * 16 * warps
+    """Whether the Gluon kernel norms: it keeps the outputs of all of a head while it works on the last tile."""
+    return x.norm.group == g.head_v and not x.norm.gate_first and g.head_v <= 4 * 16 * warps
 
 
 def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:
@@ -191,7 +192,7 @@ def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:
             heads=new(batch, c.HV, c.COEFFICIENTS),
             seen=new(batch, c.HV // c.SHARED, c.NC, c.HP) if c.HP else None,
             vectors=new(batch, c.HV, c.VECTORS, c.K) if c.CHANNELS else None,
-            cursors=new(batch, dtype=torch.int64),
+            cursors=new(batch, 2, dtype=torch.int64),
         ),
         x=Inputs(*tokens),
         x_step=Inputs(*(None if t is None else t.stride()[:3] for t in tokens)),

@@ -12,8 +12,9 @@ end of the history, from there to a token, or from token to token: nothing is di
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.fast_couplings import EPS, gram, live_row, pack, ring_at
+from ssmspec.kernels.fast_couplings import EPS, gram, ring_at
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
+from ssmspec.kernels.fast_rows import live_row, place_row
 
 
 @triton.jit
@@ -130,7 +131,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     h = head // c.GROUP
     slot, n, first, records, flush = live_row(at, row)
     if head == 0:
-        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
+        place_row(to, at, row, slot, n, first, records, flush)
     if n == 0:
         return
     channel = tl.arange(0, c.KP)

@@ -10,13 +10,12 @@ import triton.language as tl
 from ssmspec.kernels.conv_math import load_inputs, output, store_inputs
 from ssmspec.kernels.fast_couplings import (
     couple_tokens,
-    live_row,
     load_gates,
     load_history,
     load_tokens,
-    pack,
     ring_at,
 )
+from ssmspec.kernels.fast_rows import live_row, place_row
 
 
 class Conv(NamedTuple):
@@ -111,7 +110,7 @@ def convolve_and_couple(
     row = tl.program_id(1).to(tl.int64)
     slot, n, first, records, flush = live_row(at, row)
     if tl.program_id(0) == 0:
-        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
+        place_row(to, at, row, slot, n, first, records, flush)
     if n == 0:
         return
     own = tl.load(conv.slots + row).to(tl.int64)

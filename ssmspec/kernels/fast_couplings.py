@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
+from ssmspec.kernels.fast_rows import live_row, place_row
 from ssmspec.kernels.fast_solve import substitute
 
 EPS = tl.constexpr(1e-6)  # of the l2 norm
@@ -29,33 +30,6 @@ EPS = tl.constexpr(1e-6)  # of the l2 norm
 @triton.jit
 def multiply(a, b):
     return a * b
-
-
-@triton.jit
-def live_row(at, row):
-    """(slot, tokens, first record, records, flush) of a batch row; no tokens on a null row."""
-    slot = tl.load(at.rows + row).to(tl.int64)
-    n = tl.where(slot > 0, tl.load(at.lens + row), 0).to(tl.int32)
-    slot = tl.maximum(slot, 0)
-    first = tl.full([], 0, tl.int32)
-    records = first
-    if at.count is not None:
-        first = tl.load(at.base + slot, mask=n > 0, other=0)
-        records = tl.load(at.count + slot, mask=n > 0, other=0)
-    flush = (records > 0) & (records + n > at.limit)
-    return slot, n, first, records, flush
-
-
-@triton.jit
-def row_of_state(at, slot):
-    return slot if at.pages is None else tl.load(at.pages + slot)
-
-
-@triton.jit
-def pack(at, slot, n, first, records, flush):
-    """A batch row in one number: 6 bits each, the flush's one, the slot's 20, and the state's row above."""
-    numbers = (flush.to(tl.int64) << 18) | (records << 12) | (first << 6) | n
-    return (row_of_state(at, slot) << 39) | ((slot & 0xFFFFF) << 19) | numbers
 
 
 @triton.jit
@@ -230,7 +204,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     part = tl.program_id(0) % parts
     slot, n, first, records, flush = live_row(at, row)
     if h + part == 0:
-        tl.store(to.cursors + row, pack(at, slot, n, first, records, flush))
+        place_row(to, at, row, slot, n, first, records, flush)
     if n == 0:
         return
     # all loads first: a program is short, and mostly waits

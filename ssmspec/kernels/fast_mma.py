@@ -5,7 +5,9 @@ fragment that the tensor core wants. Sums over K are taken in pieces and added i
 off what does not fit where it should round.
 """
 
+# ruff: noqa: RUF005 - Triton unpacks no tuples
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+# mypy: disable-error-code="assignment"
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,6 +20,7 @@ from ssmspec.kernels.fast_tile import (
     cursor_of,
     fetch,
     fetch_cursor,
+    flushes,
     load_head,
     load_values,
     nth,
@@ -28,6 +31,7 @@ from ssmspec.kernels.fast_tile import (
     state_at,
     store_outputs,
     store_updates,
+    tokens_of,
     updates_at,
     vectors_at,
 )
@@ -137,7 +141,7 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
 @gluon.jit
 def _fold(shared, i, of_head, cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """Store the state behind all records, total * S + sum of weight_j c_j k_j^T: summed in fp32, rounded once."""
-    row, head, tile_v = place(tile, a, c)
+    row, head, tile_v = place(cursor, tile, a, c)
     states = shared.states.index(i % 2)
     PIECES: gl.constexpr = shared.keys.dtype == gl.bfloat16
     WIDTH: gl.constexpr = 2 if PIECES else 4
@@ -193,7 +197,7 @@ def window(a, c: gl.constexpr):
         gl.allocate_shared_memory(UPDATE, [BUFFERS, PAST, c.BV], gl.SwizzledSharedLayout(8, 4, 4, [1, 0])),
         gl.allocate_shared_memory(PROBE, [BUFFERS, c.NC, c.KP], c.swizzled(STATE, PROBE)),
         gl.allocate_shared_memory(PROBE, [BUFFERS, PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
-        gl.allocate_shared_memory(gl.int64, [CURSORS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(gl.int64, [CURSORS, 2], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )
     for i in gl.static_range(3):
         fetch_cursor(shared, i, nth(i, c), a, c)
@@ -205,12 +209,15 @@ def window(a, c: gl.constexpr):
     async_copy.commit_group()
     L: gl.constexpr = c.columns(gl.num_warps())
     squares = gl.full([c.TP], 0.0, gl.float32, layout=gl.SliceLayout(0, L))
-    gated = gl.full([c.BV, c.TP], 0.0, gl.float32, layout=L)
-    of_head = load_head(tile, a, M, c)
+    BLOCKS: gl.constexpr = c.BLOCKS
+    waiting = ()
+    for _ in gl.static_range(BLOCKS):
+        waiting = waiting + (gl.full([c.BV, c.TP], 0.0, gl.float32, layout=L),)
+    of_head = load_head(cursor, tile, a, M, c)
     i = 0
     while tile < a.tiles:
         if i % c.BLOCKS == 0:
-            of_head = load_head(tile, a, M, c)  # in front of the copies, which take a while to issue
+            of_head = load_head(cursor, tile, a, M, c)  # in front of the copies, which take a while to issue
         value = load_values(cursor, tile, a, M, c)
         if c.GATE is not None:
             of_gate = load_gate(cursor, tile, a, c)
@@ -219,22 +226,22 @@ def window(a, c: gl.constexpr):
         fetch_cursor(shared, i + 3, nth(i + 3, c), a, c)
         async_copy.commit_group()
         async_copy.wait_group(1)
-        if cursor & 63 != 0:
+        if tokens_of(cursor) != 0:
             update, o = _answer(shared, i, of_head, value, M, c)
             if c.GATE is not None:
                 gates = gate(of_gate, c)
             update, o = side_by_side(update, o, c)
             o = rounded(o, cursor, a, c)
             if c.GATE is not None:
-                squares, gated = store_normed(o, gates, i, squares, gated, tile, a, c)
+                squares, waiting = store_normed(o, gates, i, squares, waiting, cursor, tile, a, c)
             else:
-                store_outputs(o, True, tile, a, c)
+                store_outputs(o, True, cursor, tile, a, c)
             store_updates(update, cursor, tile, a, c)
             if c.HP > 0:
-                if (cursor >> 18) & 1 != 0:
+                if flushes(cursor):
                     _fold(shared, i, of_head, cursor, tile, a, M, c)
         else:
-            silence(tile, a, c)
+            silence(cursor, tile, a, c)
         cursor = next
         i += 1
         tile = nth(i, c)

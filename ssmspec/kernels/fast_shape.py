@@ -15,6 +15,7 @@ class Cursors(NamedTuple):
     base: Any  # [slots]
     count: Any  # [slots]
     limit: Any
+    batch: Any = None  # how many rows; for fast_rows.place_row
 
 
 class Couplings(NamedTuple):
@@ -23,7 +24,7 @@ class Couplings(NamedTuple):
     heads: Any  # [B, HV, COEFFICIENTS] fp32
     seen: Any  # [B, H (HV for decays per channel), NC, HP] fp32
     vectors: Any  # [B, HV, VECTORS, K] fp32, for decays per channel
-    cursors: Any  # [B] int64, packed
+    cursors: Any  # [B, 2] int64, a row's numbers in one and the row, in the order of fast_rows.place_row
 
 
 class Gates(NamedTuple):

@@ -36,7 +36,7 @@ class Shared(NamedTuple):
     updates: Any  # [HP, BV]
     probes: Any  # [NC, KP], of a head
     keys: Any  # [HP, KP], of a head of a row that will be folded
-    cursors: Any  # [1]
+    cursors: Any  # [2]
 
 
 CURSORS = gl.constexpr(4)
@@ -50,32 +50,44 @@ def nth(i, c: gl.constexpr):
 
 
 @gluon.jit
-def place(tile, a, c: gl.constexpr):
+def place(cursor, tile, a, c: gl.constexpr):
     """Batch row, value head and first row of V of a tile; behind the last tile those of the last."""
     at = gl.minimum(tile, a.tiles - 1).to(gl.uint32)
-    row = (at // (c.HV * c.BLOCKS)).to(gl.int32)
-    return row, ((at // c.BLOCKS) % c.HV).to(gl.int32), ((at % c.BLOCKS) * c.BV).to(gl.int32)
+    return cursor[1], ((at // c.BLOCKS) % c.HV).to(gl.int32), ((at % c.BLOCKS) * c.BV).to(gl.int32)
 
 
 @gluon.jit
 def fetch_cursor(shared, i, tile, a, c: gl.constexpr):
     """Start copying a tile's cursor; through a register the whole warp would wait for it."""
-    row, _, _ = place(tile, a, c)
-    one = gl.arange(0, 1, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    async_load(shared.cursors.index(i % CURSORS), a.w.cursors + row + one)
+    turn = (gl.minimum(tile, a.tiles - 1).to(gl.uint32) // (c.HV * c.BLOCKS)).to(gl.int32)
+    both = gl.arange(0, 2, layout=gl.BlockedLayout([2], [32], [gl.num_warps()], [0]))
+    async_load(shared.cursors.index(i % CURSORS), a.w.cursors + turn * 2 + both)
 
 
 @gluon.jit
 def cursor_of(shared, i):
-    one = shared.cursors.index(i % CURSORS).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    return gl.max(one, 0)
+    """(a row's numbers, packed; the batch row)."""
+    L: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
+    both = shared.cursors.index(i % CURSORS).load(L)
+    first = gl.arange(0, 2, layout=L) == 0
+    return gl.sum(gl.where(first, both, 0), 0), gl.sum(gl.where(first, 0, both), 0).to(gl.int32)
+
+
+@gluon.jit
+def tokens_of(cursor):
+    return cursor[0].to(gl.int32) & 63
+
+
+@gluon.jit
+def flushes(cursor):
+    return (cursor[0] >> 18) & 1 != 0
 
 
 @gluon.jit
 def unpack(cursor):
-    """(slot, tokens, first record, records, flush) as fast_couplings.pack has them."""
-    low = cursor.to(gl.int32)
-    return (cursor >> 19) & 0xFFFFF, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
+    """(slot, tokens, first record, records, flush) as fast_rows has packed them."""
+    low = cursor[0].to(gl.int32)
+    return (cursor[0] >> 19) & 0xFFFFF, low & 63, (low >> 6) & 63, (low >> 12) & 63, (low >> 18) & 1
 
 
 @gluon.jit
@@ -87,7 +99,7 @@ def ring_at(position, c: gl.constexpr):
 @gluon.jit
 def state_at(a, cursor, head, tile_v, v, k, c: gl.constexpr):
     """All that a program has in common is added first, so that a copy's address is a register and a constant."""
-    of_tile = a.state + (cursor >> 39) * a.row + (head * (c.V * c.K) + tile_v * c.K)
+    of_tile = a.state + (cursor[0] >> 39) * a.row + (head * (c.V * c.K) + tile_v * c.K)
     return of_tile + (v[:, None] * c.K + k[None, :])
 
 
@@ -107,7 +119,7 @@ def vectors_at(a, row, head, c: gl.constexpr):
 def _fetch_keys(keys, cursor, tile, a, c: gl.constexpr):
     """Start copying the keys of the records."""
     slot, _, first, records, _ = unpack(cursor)
-    row, head, _ = place(tile, a, c)
+    row, head, _ = place(cursor, tile, a, c)
     L: gl.constexpr = c.lines(c.KP, keys.dtype.primitive_bitwidth, gl.num_warps())
     record = gl.arange(0, c.HP, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
@@ -122,7 +134,7 @@ def _fetch_keys(keys, cursor, tile, a, c: gl.constexpr):
 @gluon.jit
 def _fetch_probes(probes, cursor, tile, a, c: gl.constexpr):
     """Start copying the probes of a head."""
-    row, head, _ = place(tile, a, c)
+    row, head, _ = place(cursor, tile, a, c)
     L: gl.constexpr = c.lines(c.KP, probes.dtype.primitive_bitwidth, gl.num_warps())
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
@@ -135,7 +147,7 @@ def _fetch_probes(probes, cursor, tile, a, c: gl.constexpr):
         if not c.MAMBA:
             of_k = a.x.k + row * a.x_step.k[0] + (of * a.x_step.k[1] + h * a.x_step.k[2])
             of_p = gl.where(column % 2 == 1, of_p, of_k)
-    inside = (of < cursor.to(gl.int32) & 63)[:, None] & (k < c.K)[None, :]
+    inside = (of < tokens_of(cursor))[:, None] & (k < c.K)[None, :]
     async_load(probes, of_p[:, None] + k[None, :], mask=inside)
 
 
@@ -144,7 +156,7 @@ def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
     """Start copying the i-th tile's state and old updates into shared memory, with the first of a head the head's
     probes and keys too; zeros for what lies outside."""
     slot, _, first, records, flush = unpack(cursor)
-    _, head, tile_v = place(tile, a, c)
+    _, head, tile_v = place(cursor, tile, a, c)
     L: gl.constexpr = c.lines(c.KP, a.state.dtype.element_ty.primitive_bitwidth, gl.num_warps())
     v = gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, L))
@@ -167,9 +179,9 @@ def fetch(shared, i, cursor, tile, a, c: gl.constexpr):
 
 
 @gluon.jit
-def load_head(tile, a, M: gl.constexpr, c: gl.constexpr):
+def load_head(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """A head's coefficients, in the fragments that use them: scale, seen, solve, fold and total."""
-    row, head, _ = place(tile, a, c)
+    row, head, _ = place(cursor, tile, a, c)
     of_w = a.w.heads + (row * c.HV + head) * c.COEFFICIENTS
     scale = gl.load(of_w + c.SCALE + gl.arange(0, c.NC, layout=gl.SliceLayout(0, M)))
     seen = scale
@@ -199,13 +211,13 @@ def load_head(tile, a, M: gl.constexpr, c: gl.constexpr):
 @gluon.jit
 def load_values(cursor, tile, a, M: gl.constexpr, c: gl.constexpr):
     """The values v (or x) of a tile, in the fragment that uses them, [BV, tokens]."""
-    row, head, tile_v = place(tile, a, c)
+    row, head, tile_v = place(cursor, tile, a, c)
     L: gl.constexpr = gl.DotOperandLayout(0, M, 4) if c.MAMBA else c.tokens()
     WIDE: gl.constexpr = max(16, c.TP) if c.MAMBA else c.TP
     token = gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     of_v = a.x.v + row * a.x_step.v[0] + (token * a.x_step.v[1] + head * a.x_step.v[2])[None, :] + v[:, None]
-    return gl.load(of_v, mask=(token < cursor.to(gl.int32) & 63)[None, :] & (v < c.V)[:, None], other=0.0)
+    return gl.load(of_v, mask=(token < tokens_of(cursor))[None, :] & (v < c.V)[:, None], other=0.0)
 
 
 @gluon.jit
@@ -227,7 +239,7 @@ def side_by_side(update, o, c: gl.constexpr):
 def store_updates(update, cursor, tile, a, c: gl.constexpr):
     """[BV, tokens], behind the records."""
     slot, n, first, records, _ = unpack(cursor)
-    _, head, tile_v = place(tile, a, c)
+    _, head, tile_v = place(cursor, tile, a, c)
     L: gl.constexpr = c.columns(gl.num_warps())
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     token = gl.arange(0, update.shape[1], layout=gl.SliceLayout(0, L))
@@ -238,10 +250,10 @@ def store_updates(update, cursor, tile, a, c: gl.constexpr):
 
 
 @gluon.jit
-def store_outputs(o, due, tile, a, c: gl.constexpr):
+def store_outputs(o, due, cursor, tile, a, c: gl.constexpr):
     """[BV, tokens], up to the window's padded end, if ``due``."""
     L: gl.constexpr = c.columns(gl.num_warps())
-    row, head, tile_v = place(tile, a, c)
+    row, head, tile_v = place(cursor, tile, a, c)
     token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, L))
     v = tile_v + gl.arange(0, c.BV, layout=gl.SliceLayout(1, L))
     of_out = a.out + (row * c.T * c.HV + head) * c.V + (token * (c.HV * c.V))[None, :] + v[:, None]
@@ -252,11 +264,11 @@ def store_outputs(o, due, tile, a, c: gl.constexpr):
 def rounded(o, cursor, a, c: gl.constexpr):
     """Outputs as they are stored: of the dtype of activations, zeros behind a window's end."""
     token = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, c.columns(gl.num_warps())))
-    return gl.where((token < cursor.to(gl.int32) & 63)[None, :], o.to(a.out.dtype.element_ty), 0.0)
+    return gl.where((token < tokens_of(cursor))[None, :], o.to(a.out.dtype.element_ty), 0.0)
 
 
 @gluon.jit
-def silence(tile, a, c: gl.constexpr):
+def silence(cursor, tile, a, c: gl.constexpr):
     """A null row's outputs are zeros."""
     L: gl.constexpr = c.columns(gl.num_warps())
-    store_outputs(gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L), True, tile, a, c)
+    store_outputs(gl.full([c.BV, c.TP], 0.0, a.out.dtype.element_ty, layout=L), True, cursor, tile, a, c)

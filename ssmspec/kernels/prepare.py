@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import Layer
-from ssmspec.kernels.fast_couplings import live_row, pack
+from ssmspec.kernels.fast_rows import live_row, pack
 from ssmspec.kernels.fast_shape import Cursors
 from ssmspec.kernels.launch import head_tile, shape_of, strides
 from ssmspec.kernels.triton_records import Records
