@@ -17,7 +17,7 @@ from ssmspec.step import Step
 
 pytest.importorskip("triton.experimental.gluon")
 
-from ssmspec.kernels import fast, fast_mma, fast_norm, fast_tile
+from ssmspec.kernels import fast, fast_mma, fast_norm, fast_store, fast_tile
 
 
 class Machine(gluon_on_cpu.Machine):
@@ -60,7 +60,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (Memory, "slice", lambda m, at, n, dim: Memory(m.data.narrow(dim, at, n))),
     ):
         monkeypatch.setattr(kind, name, member, raising=False)
-    kernel = gluon_on_cpu.Kernel(fast_mma.window, [fast_tile, fast_norm, fast_mma])
+    kernel = gluon_on_cpu.Kernel(fast_mma.window, [fast_tile, fast_store, fast_norm, fast_mma])
     machine = kernel.machine
     own = {
         "product": lambda x, y: Value(x.data.float() @ y.data.float()),

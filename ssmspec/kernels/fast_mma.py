@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ssmspec.kernels.fast_norm import gate, load_gate, store_normed
+from ssmspec.kernels.fast_store import rounded, side_by_side, silence, store_outputs, store_updates
 from ssmspec.kernels.fast_tile import (
     CURSORS,
     Shared,
@@ -25,12 +26,7 @@ from ssmspec.kernels.fast_tile import (
     load_values,
     nth,
     place,
-    rounded,
-    side_by_side,
-    silence,
     state_at,
-    store_outputs,
-    store_updates,
     tokens_of,
     updates_at,
     vectors_at,

@@ -12,7 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.extra import libdevice
 
-from ssmspec.kernels.fast_tile import place, store_outputs, tokens_of
+from ssmspec.kernels.fast_store import store_outputs
+from ssmspec.kernels.fast_tile import place, tokens_of
 
 
 @gluon.jit
