@@ -85,6 +85,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     monkeypatch.setattr(fast_mma, "window", kernel)
     monkeypatch.setattr(fast, "_tuned", lambda *_: True)
+    monkeypatch.setattr(fast, "FEW", 0)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=3)
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton_lives import DEVICE, ON_GPU, policy, shape, staged, start
 
 from ssmspec.geometry import DType, Geometry, Mode, Window
+from ssmspec.kernels import fast
 from ssmspec.kernels.fast import Gated
 from ssmspec.kernels.norm_triton import TritonNorm
 
@@ -56,16 +57,21 @@ def compare(g: Geometry, t: int, norm: TritonNorm, steps: int) -> None:
             assert torch.equal(field.nan_to_num(), apart.pool[name].nan_to_num()), name
 
 
-@pytest.mark.parametrize("t", [1, 2, 3, 4, 8, 16] if ON_GPU else [3])
+@pytest.mark.parametrize("few", [0, fast.FEW] if ON_GPU else [0])
+@pytest.mark.parametrize("t", [1, 3, 4, 8, 16] if ON_GPU else [3])
 @pytest.mark.parametrize("store", ["fp32", "bf16", "fp16"] if ON_GPU else ["fp32"])
 @pytest.mark.parametrize("gate", ["gdn", "kda"])
-def test_normed_in_the_window_or_behind_it(gate: str, store: str, t: int) -> None:
+def test_normed_in_the_window_or_behind_it(
+    gate: str, store: str, t: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "FEW", few)
     g = shape(gate, store, num_layers=1)
     compare(g, t, TritonNorm.of(g), steps=12 if ON_GPU else 3)
 
 
 @pytest.mark.parametrize("v", [16, 32, 64, 96, 128, 192] if ON_GPU else [12])
-def test_heads_of_any_width_and_number(v: int) -> None:
+def test_heads_of_any_width_and_number(v: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "FEW", 0)
     g = shape("gdn", num_layers=1, num_k_heads=1, num_v_heads=3, head_v=v)
     compare(g, 3, TritonNorm.of(g), steps=8 if ON_GPU else 2)
 

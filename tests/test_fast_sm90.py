@@ -50,6 +50,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", h200)
     monkeypatch.setattr(fast, "_tuned", lambda *_: True)
+    monkeypatch.setattr(fast, "FEW", 0)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
     )

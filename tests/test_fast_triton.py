@@ -121,7 +121,10 @@ CASES = (
 
 @pytest.mark.parametrize(("gate", "store", "act"), CASES)
 @pytest.mark.parametrize("name", RECORDING)
-def test_errors_are_those_of_native(name: str, gate: str, store: str, act: str) -> None:
+def test_errors_are_those_of_native(
+    name: str, gate: str, store: str, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "FEW", 0)  # a launch as of many rows
     g = shape(gate, store, num_layers=1, act_dtype=DType(act))
     for e in life(name, g, steps=20 if ON_GPU else 5):
         assert e.out <= 1.05 * e.native_out + CUT
@@ -142,8 +145,10 @@ def test_head_sizes_need_not_be_powers_of_two(k: int, v: int) -> None:
         assert e.state <= 1.1 * e.native_state + CUT
 
 
+@pytest.mark.parametrize("few", [0, fast.FEW] if ON_GPU else [0])
 @pytest.mark.parametrize("t", [1, 2, 5, 8, 16] if ON_GPU else [5])
-def test_windows_of_any_length(t: int) -> None:
+def test_windows_of_any_length(t: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "FEW", few)
     for gate in ("gdn", "kda", "mamba2") if ON_GPU else ("gdn",):
         w = Window(max_len=t, mode=Mode.FAST)
         (*_, e) = life(

@@ -24,6 +24,7 @@ from ssmspec.step import Step
 Couple = Callable[[Geometry, Layer, Tokens, Call, Cursors, Shape], None]
 
 WARPS = 4
+FEW, MANY_WARPS = 256, 8  # heads of a batch that leaves processors idle; warps of a program then
 MAX_REGISTERS = {
     2: 168,
     4: None,
@@ -140,7 +141,8 @@ def _launch(g: Geometry, layer: Layer, x: Tokens, history: History | None) -> La
     """The table's, or a default; no more warps than share V evenly."""
     batch, tokens = x.v.shape[:2]
     found = choices.here().launch(Kernel.FAST, g, tokens, batch, history is not None)
-    how = found or Launch(warps=WARPS, registers=MAX_REGISTERS[layer.state.element_size()])
+    warps = WARPS if batch * g.num_v_heads > FEW else MANY_WARPS
+    how = found or Launch(warps=warps, registers=MAX_REGISTERS[layer.state.element_size()])
     while how.warps > 1 and g.head_v % (16 * how.warps):
         how = replace(how, warps=how.warps // 2)
     return how

@@ -26,6 +26,7 @@ from ssmspec.kernels.fast_tile import (
     load_values,
     nth,
     place,
+    share,
     state_at,
     tokens_of,
     updates_at,
@@ -195,12 +196,13 @@ def window(a, c: gl.constexpr):
         gl.allocate_shared_memory(PROBE, [BUFFERS, PAST, c.KP], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])),
         gl.allocate_shared_memory(gl.int64, [CURSORS, 2], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )
+    mine = share(a, c)
     for i in gl.static_range(3):
-        fetch_cursor(shared, i, nth(i, c), a, c)
+        fetch_cursor(shared, i, nth(i, mine, c), a, c)
     async_copy.commit_group()
     async_copy.wait_group(0)
     cursor = cursor_of(shared, 0)
-    tile = nth(0, c)
+    tile = nth(0, mine, c)
     fetch(shared, 0, cursor, tile, a, c)
     async_copy.commit_group()
     L: gl.constexpr = c.columns(gl.num_warps())
@@ -211,15 +213,15 @@ def window(a, c: gl.constexpr):
         waiting = waiting + (gl.full([c.BV, c.TP], 0.0, gl.float32, layout=L),)
     of_head = load_head(cursor, tile, a, M, c)
     i = 0
-    while tile < a.tiles:
+    while i < mine[0] * c.BLOCKS:
         if i % c.BLOCKS == 0:
             of_head = load_head(cursor, tile, a, M, c)  # in front of the copies, which take a while to issue
         value = load_values(cursor, tile, a, M, c)
         if c.GATE is not None:
             of_gate = load_gate(cursor, tile, a, c)
         next = cursor_of(shared, i + 1)
-        fetch(shared, i + 1, next, nth(i + 1, c), a, c)
-        fetch_cursor(shared, i + 3, nth(i + 3, c), a, c)
+        fetch(shared, i + 1, next, nth(i + 1, mine, c), a, c)
+        fetch_cursor(shared, i + 3, nth(i + 3, mine, c), a, c)
         async_copy.commit_group()
         async_copy.wait_group(1)
         if tokens_of(cursor) != 0:
@@ -240,4 +242,4 @@ def window(a, c: gl.constexpr):
             silence(cursor, tile, a, c)
         cursor = next
         i += 1
-        tile = nth(i, c)
+        tile = nth(i, mine, c)

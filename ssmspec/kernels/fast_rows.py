@@ -44,7 +44,7 @@ def place_row(to, at, row, slot, n, first, records, flush):
     """Store a row's cursor in ``to.cursors`` where its turn is.
 
     A tile that is folded takes about twice as long as one that is not. The window kernel's programs take every so
-    many heads, so that all have the same share of either kind if the kinds lie together.
+    many heads (fast_tile.nth), so that all have the same share of either kind if the kinds lie together.
     """
     turn = _turn(n, flush)
     place = tl.full([], 0, tl.int64)

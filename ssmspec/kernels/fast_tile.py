@@ -43,10 +43,23 @@ CURSORS = gl.constexpr(4)
 
 
 @gluon.jit
-def nth(i, c: gl.constexpr):
-    """A program's tiles: all of a head, one after another, then those of a head further on."""
-    head = gl.program_id(0) + (i // c.BLOCKS) * gl.num_programs(0)
-    return head * c.BLOCKS + i % c.BLOCKS
+def share(a, c: gl.constexpr):
+    """(how many heads a program takes, with which it starts)."""
+    heads = a.tiles // c.BLOCKS
+    many = (heads - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+    return many, gl.program_id(0) * many // gl.num_programs(0)
+
+
+@gluon.jit
+def nth(i, mine, c: gl.constexpr):
+    """A program's tiles: all of a head, one after another, then those of a head further on.
+
+    The programs start all over the order of rows, so that some of them write states while others read.
+    """
+    many, start = mine
+    turn = i // c.BLOCKS + start
+    turn = gl.where(turn >= many, turn - many, turn)
+    return (gl.program_id(0) + turn * gl.num_programs(0)) * c.BLOCKS + i % c.BLOCKS
 
 
 @gluon.jit
