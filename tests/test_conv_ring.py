@@ -155,3 +155,16 @@ def test_a_captured_step_moves_its_cursors() -> None:
         graph.replay()
         step.stage([2, 1], [4, 4], accepted=accepted)
         assert torch.equal(out, run(window))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="4 billion numbers need a GPU")
+def test_silu_of_every_finite_number_has_torchs_bits() -> None:
+    """In fp32; but those below 2^-120, a quarter of which need not be a normal number."""
+    from silu_everywhere import silu_of
+
+    step = 2**26
+    for first in range(0, 2**32, step):
+        y = torch.arange(first, first + step, device=DEVICE).to(torch.int32).view(torch.float32)
+        want, got = torch.nn.functional.silu(y), silu_of(y)
+        same = (want.view(torch.int32) == got.view(torch.int32)) | (want.isnan() & got.isnan())
+        assert (same | (y.abs() < 2.0**-120) | y.isinf()).all(), y[~same][:3]

@@ -104,28 +104,38 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
+FEW, MANY, BESIDE = fast_layer.cut(4, 1), fast_layer.cut(4, 256), fast_layer.Cut(beside=True)
 CASES = [
-    ("gdn", (1, 2), 3, Conv(channels=0, width=4), True),
-    ("gdn", (2, 2), 1, Conv(channels=0, width=2), False),
-    ("mamba2", (1, 8), 2, Conv(channels=0, width=3, dilation=2), True),
+    ("gdn", (1, 2), 3, Conv(channels=0, width=4), True, FEW),
+    ("gdn", (2, 2), 1, Conv(channels=0, width=2), False, BESIDE),
+    ("mamba2", (1, 8), 2, Conv(channels=0, width=3, dilation=2), True, MANY),
 ]
 CASES = [
-    *((gate, heads, t, Conv(channels=0, width=4), t % 2 == 0) for t in (1, 2, 3, 4, 8, 11, 16)
-      for gate, heads in (("gdn", (4, 8)), ("mamba2", (2, 16)))),
-    ("gdn", (3, 3), 4, Conv(channels=0, width=4, dilation=3), False),
-    ("gdn", (16, 32), 4, Conv(channels=0, width=2), False),
+    *((gate, heads, t, Conv(channels=0, width=4), t % 2 == 0, cut)
+      for gate, heads in (("gdn", (4, 8)), ("mamba2", (2, 16)))
+      for t, cut in ((1, FEW), (1, MANY), (2, MANY), (2, BESIDE), (3, FEW), (4, BESIDE), (4, MANY), (8, FEW), (8, MANY),
+                     (8, BESIDE), (11, FEW), (16, FEW))),
+    ("gdn", (3, 3), 4, Conv(channels=0, width=4, dilation=3), False, MANY),
+    ("gdn", (16, 32), 4, Conv(channels=0, width=2), False, BESIDE),
 ] if ON_GPU else CASES  # fmt: skip
 
 
-@pytest.mark.parametrize(("gate", "heads", "t", "conv", "bias"), CASES)
+@pytest.mark.parametrize(("gate", "heads", "t", "conv", "bias", "cut"), CASES)
 def test_a_merged_layer_is_its_pieces(
-    gate: str, heads: tuple[int, int], t: int, conv: Conv, bias: bool, monkeypatch: pytest.MonkeyPatch
+    gate: str,
+    heads: tuple[int, int],
+    t: int,
+    conv: Conv,
+    bias: bool,
+    cut: fast_layer.Cut,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ragged windows among null rows, random acceptance through flushes and around both rings."""
     g, w = of(gate, heads, conv), Window(max_len=t, ring_len=max(4, t), mode=Mode.FAST)
     draw = Draw(g, seed=t)
     weights = draw.weights(bias)
     plain, merged = (side(g, w, weights, fused) for fused in (False, True))
+    monkeypatch.setattr(fast_layer, "cut", lambda *_: cut)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, **how: poisoned(empty(*sizes, **how)))
     for _ in range(12 if ON_GPU else 4):

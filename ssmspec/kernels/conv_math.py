@@ -25,22 +25,19 @@ class Shape(NamedTuple):
 
 @triton.jit
 def silu(y, COMPILED: tl.constexpr):
-    """y / (1 + exp(-y)) in the bits of torch's CUDA kernels, which approximate neither exp nor division.
+    """y / (1 + exp(-y)) in the bits of torch's CUDA kernels, which approximate neither exp nor division; of +inf NaN.
 
-    The quotient is rounded correctly without a branch: a Newton step behind an approximate reciprocal, and the exact
-    remainder (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor). The divisor is
-    divided by 4, so that its reciprocal is a normal number; an infinite one still makes a zero.
+    The quotient is rounded correctly without a branch, by its exact remainder (Markstein, Computation of elementary
+    functions on the IBM RISC System/6000 processor): tests/test_conv_ring.py tries all numbers. The divisor is divided
+    by 4, so that its reciprocal is a normal number; an infinite one still makes a zero.
     """
     if not COMPILED:
         return y / (1 + tl.exp(-y))
-    e = libdevice.exp(_negative(y))
-    divisor = tl.fma(e, 0.25, 0.25)
+    divisor = tl.fma(libdevice.exp(_negative(y)), 0.25, 0.25)
     r = _reciprocal(divisor)
-    divisor = tl.minimum(divisor, 1e38)
-    r = tl.fma(r, tl.fma(-divisor, r, 1.0), r)
     dividend = y * 0.25
     q = dividend * r
-    return tl.fma(tl.fma(-divisor, q, dividend), r, q)
+    return tl.fma(tl.fma(-tl.minimum(divisor, 1e38), q, dividend), r, q)
 
 
 @triton.jit
@@ -65,15 +62,21 @@ def add_product(sum, a, b):
 
 
 @triton.jit
+def ring_at(position, c: tl.constexpr):
+    """position in 0 .. 2R - 1."""
+    return tl.where(position >= c.R, position - c.R, position)
+
+
+@triton.jit
 def load_inputs(p_x, x_token, p_ring, ring_input, p_weight, w_tap, p_bias, first, n, inside, c: tl.constexpr):
     """Tuples of the settled inputs and the window's, zeros behind its end, and of the taps and the bias, if there is
-    one. p_* point at the channels."""
+    one. p_* point at the channels; ``first`` is the position of the oldest settled input."""
     T: tl.constexpr = c.T
     W: tl.constexpr = c.W
     HISTORY: tl.constexpr = c.HISTORY
     inputs, taps = (), ()
     for i in tl.static_range(HISTORY):
-        inputs += (tl.load(p_ring + (first + i) % c.R * ring_input, mask=inside, other=0.0),)
+        inputs += (tl.load(p_ring + ring_at(first + i, c) * ring_input, mask=inside, other=0.0),)
     for t in tl.static_range(T):
         inputs += (tl.load(p_x + t * x_token, mask=inside & (t < n), other=0.0),)
     for tap in tl.static_range(W):
@@ -89,7 +92,7 @@ def store_inputs(inputs, p_ring, ring_input, first, n, inside, c: tl.constexpr):
     T: tl.constexpr = c.T
     HISTORY: tl.constexpr = c.HISTORY
     for t in tl.static_range(T):
-        p = p_ring + (first + HISTORY + t) % c.R * ring_input
+        p = p_ring + ring_at(first + HISTORY + t, c) * ring_input
         tl.store(p, inputs[HISTORY + t], mask=inside & (t < n))
 
 

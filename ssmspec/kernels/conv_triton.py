@@ -12,7 +12,7 @@ from torch import Tensor
 from ssmspec import layout
 from ssmspec.geometry import Conv, DType
 from ssmspec.kernels.conv import ConvWindow
-from ssmspec.kernels.conv_math import Shape, load_inputs, output, store_inputs
+from ssmspec.kernels.conv_math import Shape, load_inputs, output, ring_at, store_inputs
 from ssmspec.kernels.launch import power
 from ssmspec.pool import StatePool
 from ssmspec.step import Commit, Step
@@ -44,7 +44,7 @@ def convolve(
     n = tl.where(slot > 0, tl.load(lens + b), 0)
     p_out = out + b * (T * c.D) + d
     if n > 0:
-        first = tl.load(at + slot) + (c.R - c.HISTORY)
+        first = ring_at(tl.load(at + slot) + (c.R - c.HISTORY), c)
         p_ring = field + slot * step.slot + d.to(tl.int64) * step.channel
         p_x, p_weight = x + b * x_row + d, weight + d * w_channel
         p_bias = None if bias is None else bias + d

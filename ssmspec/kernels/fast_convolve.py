@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from ssmspec.kernels import conv_math
 from ssmspec.kernels.conv_math import load_inputs, output, store_inputs
 from ssmspec.kernels.fast_couplings import (
     couple_tokens,
@@ -59,11 +60,20 @@ def _convolve(loaded, conv, row, first, d, n, inside, w: tl.constexpr):
 
 
 @triton.jit
+def _values_at(first, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, c: tl.constexpr):
+    """Channels of CHANNELS values from ``first`` on, and which of them there are."""
+    i = tl.arange(0, BLOCK)
+    return (0 if c.MAMBA else 2 * c.H * c.K) + first + i, (i < CHANNELS) & (first + i < c.HV * c.V)
+
+
+@triton.jit
 def _keys(
     to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
-    OPERAND: tl.constexpr, EARLY: tl.constexpr, w: tl.constexpr, c: tl.constexpr,
+    OPERAND: tl.constexpr, BESIDE: tl.constexpr, w: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """HEADS value heads of one key head."""
+    """HEADS value heads of one key head, their values too if BESIDE. Loads are under way early, as far as there are
+    registers: a program is short, and mostly waits."""
+    EARLY: tl.constexpr = c.T <= 4
     parts: tl.constexpr = c.GROUP // c.HEADS
     VALUES: tl.constexpr = c.HV * c.V
     h = tl.program_id(0) // parts
@@ -72,13 +82,18 @@ def _keys(
     inside = channel < c.K
     of_q = (VALUES + c.H * c.K if c.MAMBA else 0) + h * c.K + channel
     of_k = (VALUES if c.MAMBA else c.H * c.K) + h * c.K + channel
-    queries = _load(conv, row, own, oldest, of_q, n, inside, w)
-    keys = _load(conv, row, own, oldest, of_k, n, inside, w)
     head = h * c.GROUP + part * c.HEADS
-    gates = load_gates(x, x_step, A_log, dt_bias, row, head, n, c)
     heads = head + tl.arange(0, c.HEADS)
+    if BESIDE:
+        of_v, is_value = _values_at(head * c.V, c.HEADS * c.V, w.BLOCK, c)
+        values = _load(conv, row, own, oldest, of_v, n, is_value, w)
+    queries = _load(conv, row, own, oldest, of_q, n, inside, w)
+    if BESIDE:
+        _convolve(values, conv, row, oldest, of_v, n, is_value, w)
+    keys = _load(conv, row, own, oldest, of_k, n, inside, w)
+    gates = load_gates(x, x_step, A_log, dt_bias, row, head, n, c)
     history = ()
-    if EARLY & (c.HP > 0):  # a program is short, and mostly waits
+    if EARLY & (c.HP > 0):
         history = load_history(rec, rec_step, slot, h, heads, first, records, part == 0, c)
     _convolve(queries, conv, row, oldest, of_q, n, inside, w)
     _convolve(keys, conv, row, oldest, of_k, n, inside, w)
@@ -93,33 +108,26 @@ def _keys(
 
 
 @triton.jit
-def _values(conv, row, own, oldest, n, program, w: tl.constexpr, c: tl.constexpr):
-    """BLOCK channels of the values."""
-    i = program * w.BLOCK + tl.arange(0, w.BLOCK)
-    inside = i < c.HV * c.V
-    d = (0 if c.MAMBA else 2 * c.H * c.K) + i
-    _convolve(_load(conv, row, own, oldest, d, n, inside, w), conv, row, oldest, d, n, inside, w)
-
-
-@triton.jit
 def convolve_and_couple(
-    to, conv, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, EARLY: tl.constexpr,
+    to, conv, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, BESIDE: tl.constexpr,
     w: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, B): writes what conv_triton.convolve writes for live tokens, and fast_couplings.couple."""
+    """Grid (programs, B): writes what conv_triton.convolve writes for live tokens, and fast_couplings.couple. A row's
+    last program gives the row its turn, which takes a look at all rows."""
     row = tl.program_id(1).to(tl.int64)
-    slot, n, first, records, flush = live_row(at, row)
-    if tl.program_id(0) == 0:
-        place_row(to, at, row, slot, n, first, records, flush)
-    if n == 0:
-        return
     own = tl.load(conv.slots + row).to(tl.int64)
-    oldest = tl.load(conv.at + own) + (w.R - w.HISTORY)
+    oldest = tl.load(conv.at + tl.maximum(own, 0))
+    slot, n, first, records, flush = live_row(at, row)
+    oldest = conv_math.ring_at(oldest + (w.R - w.HISTORY), w)
     heads: tl.constexpr = c.HV // c.HEADS
-    if tl.program_id(0) < heads:
-        _keys(
-            to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
-            OPERAND, EARLY, w, c,
-        )  # fmt: skip
-    else:
-        _values(conv, row, own, oldest, n, tl.program_id(0) - heads, w, c)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        place_row(to, at, row, slot, n, first, records, flush)
+    elif n > 0:
+        if BESIDE or tl.program_id(0) < heads:
+            _keys(
+                to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
+                OPERAND, BESIDE, w, c,
+            )  # fmt: skip
+        else:
+            d, inside = _values_at((tl.program_id(0) - heads) * w.BLOCK, w.BLOCK, w.BLOCK, c)
+            _convolve(_load(conv, row, own, oldest, d, n, inside, w), conv, row, oldest, d, n, inside, w)

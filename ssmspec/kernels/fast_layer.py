@@ -9,17 +9,30 @@ from torch import Tensor
 from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels import fast
 from ssmspec.kernels.base import Layer, Tokens
-from ssmspec.kernels.conv_triton import ConvRing
+from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing
 from ssmspec.kernels.fast_convolve import Conv, convolve_and_couple
 from ssmspec.kernels.fast_shape import Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
 from ssmspec.kernels.hopper_layer import _aligned
+from ssmspec.kernels.launch import power
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 
-BLOCK = 256  # channels of values of a program, 8 in a lane
-EARLY = True
-REGISTERS = 128
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How the merged launch is cut up among programs of one warp."""
+
+    block: int = 256  # channels of values of a program, 8 in a lane
+    beside: bool = False  # whether a program of keys convolves its heads' values, too
+    registers: int | None = 128  # of a thread, at most
+
+
+def cut(tokens: int, batch: int) -> Cut:
+    """Few rows are spread over more programs, and a program may have all registers then."""
+    if batch <= FEW:
+        return Cut(block=64, registers=None)
+    return Cut(registers=128 if tokens <= 8 else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +67,15 @@ class FastStep(LayerStep):
 
 
 def _fits(g: Geometry, conv: ConvRing, layer: int, p: Projected, weight: Tensor) -> bool:
+    """Whether the merged kernel serves, and is faster: long windows are convolved faster by many small programs."""
     taps = weight.mT
-    return g.arch is not Arch.KDA and taps.is_contiguous() and _aligned(p.x, conv.field[layer].mT)
+    batch, tokens = p.x.shape[:2]
+    return (
+        g.arch is not Arch.KDA
+        and (tokens <= SHORT or batch <= FEW)
+        and taps.is_contiguous()
+        and _aligned(p.x, conv.field[layer].mT)
+    )
 
 
 def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:
@@ -63,8 +83,9 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
     if not isinstance(x, Unconvolved):
         return fast.couple(g, layer, x, call, at, c)
     p, field, batch = layer.params, x.ring.field[x.index], call.out.shape[0]
-    w = x.ring.shape(c.T, BLOCK)
-    programs = c.H * (c.GROUP // c.HEADS) + triton.cdiv(c.HV * c.V, w.BLOCK)
+    how = cut(c.T, batch)
+    w = x.ring.shape(c.T, power(c.HEADS * c.V) if how.beside else how.block)
+    programs = c.HV // c.HEADS + (0 if how.beside else triton.cdiv(c.HV * c.V, w.BLOCK)) + 1
     convolve_and_couple[(programs, batch)](
         call.w,
         Conv(
@@ -80,10 +101,10 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
         call.rec,
         call.rec_step,
         fast._operand(g),
-        EARLY,
+        how.beside,
         w,
         c,
         num_warps=1,
-        maxnreg=REGISTERS,
+        maxnreg=how.registers,
         enable_fp_fusion=x.x.element_size() == x.taps.element_size() == 2,  # else an fma would round once, not twice
     )  # fmt: skip
