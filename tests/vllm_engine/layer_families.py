@@ -59,6 +59,16 @@ NEMOTRON = {
 CONFIGS = {"gdn": QWEN, "kda": KIMI, "mamba2": NEMOTRON}
 
 
+def stand_in_for_prompts(layer: Any, name: str) -> None:
+    """vLLM's own method puts out what ``played`` says of its inputs, in place of what its prompt kernels would."""
+    stock = next(c for c in type(layer).__mro__ if c.__module__.startswith("vllm.") and name in vars(c))
+
+    def prompts(self: Any, *inputs: Tensor) -> None:
+        inputs[-1].copy_(self.played(*inputs))
+
+    setattr(stock, name, prompts)
+
+
 def random_weights(layer: Any) -> None:
     """Slow decay, so that an error in a state is seen for many tokens."""
     layer.A_log.data.uniform_(-4, -1)
@@ -124,6 +134,13 @@ class Gdn:
         metadata.num_spec_decodes = batch
 
     @staticmethod
+    def mix(layer: Any) -> int:
+        """Let prompts play, and say in front of which row one stands."""
+        layer.played = lambda mixed, b, a, out: mixed[:, : out[0].numel()].view_as(out)
+        stand_in_for_prompts(layer, "_forward_core")
+        return 1
+
+    @staticmethod
     def play(layer: Any, tokens: int) -> Tensor:
         wide = torch.randn(tokens, layer.conv_dim + 64).bfloat16()
         inputs = wide[:, : layer.conv_dim]  # a view, as in the model
@@ -133,6 +150,7 @@ class Gdn:
             layer._forward_core_fused_norm(inputs, b, a, out + 2, out)
         else:
             layer._forward_core(inputs, b, a, out)
+        layer.inputs = inputs, b, a, out
         return out
 
 
@@ -162,7 +180,14 @@ class Kda(Gdn):
         gate, output_gate = torch.randn(2, 1, tokens, h, k).bfloat16()
         out = torch.zeros(1, tokens, h, k).bfloat16()
         layer._forward(mixed_qkv=mixed, g1=gate, g2=output_gate[0], beta=beta[None], core_attn_out=out)
+        layer.inputs = mixed, gate, output_gate[0], beta[None], out
         return out[0]
+
+    @staticmethod
+    def mix(layer: Any) -> int:
+        layer.played = lambda mixed, gate, output_gate, beta, out: gate
+        stand_in_for_prompts(layer, "_forward")
+        return 1
 
 
 class Mamba2:
@@ -220,11 +245,18 @@ class Mamba2:
         assert metadata.num_decodes == batch
 
     @staticmethod
+    def mix(layer: Any) -> int:
+        layer.played = lambda projected, out: projected[:, : out.shape[1]]
+        stand_in_for_prompts(layer, "conv_ssm_forward")
+        return 2
+
+    @staticmethod
     def play(layer: Any, tokens: int) -> Tensor:
         heads, dim = layer.num_heads, layer.head_dim
         projected = torch.randn(tokens, heads * dim + layer.conv_dim + heads).bfloat16()
         out = torch.zeros(tokens, heads * dim).bfloat16()
         layer.conv_ssm_forward(projected, out)
+        layer.inputs = projected, out
         return out.view(tokens, heads, dim)
 
 

@@ -88,6 +88,14 @@ class Rows:
     lens: list[int]
     computed: list[int]
     accepted: list[int]  # of the windows before
+    prompt: int | None = None  # which of the rows is one, at most
+
+    def windows(self) -> "Rows":
+        """The others."""
+        kept = [i for i in range(len(self.lens)) if i != self.prompt]
+        fields = (self.requests, self.lens, self.computed, self.accepted)
+        names = ("requests", "lens", "computed", "accepted")
+        return Rows(**{n: [f[i] for i in kept] for n, f in zip(names, fields, strict=True)})
 
     @property
     def ends(self) -> list[int]:
@@ -100,7 +108,7 @@ class Layer:
     def __init__(self, config: Any, policy: str, family: str, kind: str) -> None:
         from ssmspec.runtime.vllm.session import Session
 
-        self.config, self.policy, self.staged = config, policy, kind != "ragged"
+        self.config, self.policy, self.staged = config, policy, kind in ("staged", "gated")
         self.family = FAMILIES[family]
         module = stock_module(self.family.module)
         torch.set_default_dtype(torch.bfloat16)
@@ -136,11 +144,13 @@ class Layer:
             0,
             self._common(rows, tokens, pad),
             num_accepted_tokens=torch.tensor([*offsets, *[1] * pad]).int(),
-            num_decode_draft_tokens_cpu=torch.tensor([*(n - 1 for n in rows.lens), *[-1] * pad]).int(),
+            num_decode_draft_tokens_cpu=torch.tensor(
+                [*(-1 if i == rows.prompt else n - 1 for i, n in enumerate(rows.lens)), *[-1] * pad]
+            ).int(),
         )
         if self.staged:  # a graph was captured with this many
             self.family.widen(metadata, batch)
-        self._stage(rows, batch)
+        self._stage(rows.windows(), batch - (rows.prompt is not None))
         with set_forward_context({LAYER: metadata}, self.config, num_tokens=tokens):
             return self.family.play(self.layer, tokens)[: sum(rows.lens)]
 
@@ -158,13 +168,13 @@ class Layer:
             max_seq_len=768,
             num_reqs=batch,
             num_actual_tokens=tokens,
-            max_query_len=T,
+            max_query_len=max(T, *rows.lens),
             block_table_tensor=torch.cat(
                 [self.table[rows.requests], self.table.new_zeros(pad, self.table.shape[1])]
             ),
             slot_mapping=torch.zeros(tokens, dtype=torch.int64),
             causal=True,
-            is_prefilling=torch.zeros(batch, dtype=torch.bool),
+            is_prefilling=torch.arange(batch) == (-1 if rows.prompt is None else rows.prompt),
         )
 
     def _stage(self, rows: Rows, batch: int) -> None:
@@ -181,6 +191,28 @@ class Layer:
                 )
             )
             self.sent, self.session.staged = self.session.staged, SimpleNamespace(count=batch)  # type: ignore[assignment]
+
+    def mixed_step(self, rows: Rows, prompt: int) -> Tensor:
+        """The windows' outputs in a batch where a prompt's chunk of that many tokens stands before one of them, or behind;
+        the chunk's must be what vLLM's own method makes of its tokens."""
+        at = self.family.mix(self.layer)
+        before = sum(rows.lens[:at])
+
+        def put(into: list[int], value: int) -> list[int]:
+            return [*into[:at], value, *into[at:]]
+
+        mixed = Rows(
+            requests=put(rows.requests, REQUESTS - 1),
+            lens=put(rows.lens, prompt),
+            computed=put(rows.computed, 10),
+            accepted=put(rows.accepted, 1),
+            prompt=at,
+        )
+        outs = self.step(mixed)
+        chunk = slice(before, before + prompt)
+        played = self.layer.played(*self.layer.inputs).reshape(outs.shape)
+        assert torch.equal(outs[chunk], played[chunk])
+        return torch.cat([outs[:before], outs[before + prompt :]])
 
     def accept(self, counts: list[int]) -> None:
         if self.session:
@@ -201,10 +233,16 @@ def main(folder: Path, family: str, policy: str, kind: str, steps: int) -> None:
         computed, accepted, outs = [10] * REQUESTS, [1] * REQUESTS, []
         for step in range(steps):
             torch.manual_seed(step)
-            rows = rng.sample(range(REQUESTS), rng.randint(1, REQUESTS))
-            lens = [rng.randint(1, T) if kind == "ragged" else T for _ in rows]
-            before = [computed[r] for r in rows], [accepted[r] for r in rows]
-            outs.append(layer.step(Rows(requests=rows, lens=lens, computed=before[0], accepted=before[1])))
+            mixed = kind == "mixed"  # the last request is a prompt there
+            rows = [0, 1] if mixed else rng.sample(range(REQUESTS), rng.randint(1, REQUESTS))
+            lens = [T if layer.staged else rng.randint(1, T) for _ in rows]
+            sent = Rows(
+                requests=rows,
+                lens=lens,
+                computed=[computed[r] for r in rows],
+                accepted=[accepted[r] for r in rows],
+            )
+            outs.append(layer.mixed_step(sent, 5 + step) if mixed else layer.step(sent))
             counts = [rng.randint(1, n) for n in lens]
             layer.accept(counts)
             for r, n in zip(rows, counts, strict=True):

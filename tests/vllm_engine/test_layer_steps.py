@@ -17,7 +17,10 @@ from layer_families import CONFIGS
 BUILD = os.environ.get("VLLM_CUDA_BUILD")
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(BUILD is None, reason="VLLM_CUDA_BUILD is not set")]
 
-POLICIES, STEPS = ("recover", "every-step", "checkpointing"), {"ragged": 6, "staged": 3, "gated": 3}
+POLICIES, STEPS = (
+    ("recover", "every-step", "checkpointing"),
+    {"ragged": 6, "staged": 3, "gated": 3, "mixed": 3},
+)
 NAMES = {
     "gdn": ("QwenGatedDeltaNetAttention", "GatedDeltaNet"),
     "mamba2": ("MambaMixer2", "Mamba2"),
@@ -70,6 +73,14 @@ def test_windows_have_the_bits_of_a_page_per_token(
     native, ours = played(family, "native", kind), played(family, policy, kind)
     assert ours["layer"] == NAMES[family][1]
     assert ours["outs"] == native["outs"]
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_windows_beside_a_prompt_have_their_bits_and_the_prompt_vllms_own_method(
+    played: Played, family: str
+) -> None:
+    """The script asserts the latter."""
+    assert played(family, "checkpointing", "mixed")["outs"] == played(family, "native", "mixed")["outs"]
 
 
 def test_where_vllm_takes_its_fused_kernel_ours_go_there_with_the_norm_behind(played: Played) -> None:
