@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.extra import libdevice
 
+from ssmspec.kernels.conv_math import silu
 from ssmspec.kernels.hopper_prepare import EPS, _cursors, _gates, _pack
 from ssmspec.kernels.hopper_tile import power_of_2, revision
 
@@ -116,12 +116,6 @@ def _norms(y, h0, which, p_factors, slot, position, records, record_strides, liv
 
 
 @gluon.jit
-def _silu(y):
-    """As kernels/conv_triton.py: the bits of torch's CUDA kernels."""
-    return gl.div_rn(y, 1 + libdevice.exp(-y))
-
-
-@gluon.jit
 def _position(base, count, t, c: gl.constexpr):
     position = (base + count + t).to(gl.int32)
     return gl.where(position >= c.R, position - c.R, position) if c.R > 0 else position
@@ -156,7 +150,7 @@ def _convolve(x, ring, out, b, slot, n, base, count, p_factors, records, record_
             y += inputs[t + tap * c.DILATION].to(gl.float32) * scales[tap]
         if ring.bias is not None:
             y += gl.load(ring.bias + d).to(gl.float32)
-        value = _silu(y).to(out.dtype.element_ty)
+        value = silu(y, True).to(out.dtype.element_ty)
         gl.store(out + (b * T + t) * D + d, value, mask=(t < n) & (d >= 0))
         if block * c.HEADS < c.H:
             _norms(value, block * c.HEADS, 1, p_factors + t, slot, 0, records, record_strides, t < n, c)
