@@ -217,7 +217,7 @@ def test_a_ring_of_timed_layers_is_the_shortest_of_the_fastest_at_the_largest_ba
 
 def test_the_committed_rings_are_those_of_the_committed_times() -> None:
     root = Path(__file__).resolve().parents[1] / "benchmarks"
-    names = ("decode", "layers", "recurrences")
+    names = ("decode", "earlier", "layers", "recurrences")
     records = [r for n in names for r in json.loads((root / f"{n}-h200-2026-11-30.json").read_text())]
     table = Table.loaded((choices.FOLDER / "nvidia-h200.json").read_text())
     assert set(table.rings) == set(tune.rings_of(records))
