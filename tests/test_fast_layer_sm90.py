@@ -11,7 +11,7 @@ import torch
 from test_triton_sm90 import usage
 
 from ssmspec import layout, presets
-from ssmspec.geometry import Mode, Window
+from ssmspec.geometry import Arch, Mode, Window
 from ssmspec.kernels.base import History, Layer, LayerParams
 from ssmspec.pool import StatePool
 from ssmspec.step import Step
@@ -25,9 +25,17 @@ def zeros(*sizes: int) -> torch.Tensor:
     return torch.zeros(*sizes, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize(("t", "rows"), [(1, 9), (2, 9), (4, 9), (8, 1)])
+@pytest.mark.parametrize(
+    ("model", "t", "rows"),
+    [
+        ("qwen3.5-4b", 2, 9),
+        ("qwen3.5-4b", 4, 9),
+        ("qwen3.5-4b", 8, 1),
+        ("nemotron-3-super-120b-a12b", 4, 9),
+    ],
+)
 def test_conv_and_couplings_are_one_launch_without_spills(
-    t: int, rows: int, compiled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, t: int, rows: int, compiled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ssmspec.kernels import fast, fast_layer
     from ssmspec.kernels.conv_triton import ConvRing
@@ -36,13 +44,11 @@ def test_conv_and_couplings_are_one_launch_without_spills(
 
     monkeypatch.setattr(fast, "_multiply", lambda *_: None)
     monkeypatch.setattr(TritonNorm, "__call__", lambda _, y, *rest: y)
-    g, w = (
-        replace(presets.load("qwen3.5-4b").geometry, num_layers=1),
-        Window(max_len=t, ring_len=16, mode=Mode.FAST),
-    )
-    heads, channels = g.num_v_heads, g.conv.channels
+    g, w = replace(presets.load(model).geometry, num_layers=1), Window(max_len=t, ring_len=16, mode=Mode.FAST)
+    heads, channels, mamba = g.num_v_heads, g.conv.channels, g.arch is Arch.MAMBA2
     pool = StatePool.allocate(layout.of("checkpointing", g, w), 1, 2)
-    constants = LayerParams(index=0, A_log=torch.zeros(heads), dt_bias=torch.zeros(heads))
+    skip = torch.zeros(heads) if mamba else None
+    constants = LayerParams(index=0, A_log=torch.zeros(heads), dt_bias=torch.zeros(heads), D=skip)
     layer = Layer.of(pool, constants, pool["state"][0])
     history = History(base=pool["base"], count=pool["count"], limit=16)
     inputs = StatePool.allocate(ConvRing.layout(g.conv, t, g.act_dtype), 1, 2)
@@ -59,7 +65,7 @@ def test_conv_and_couplings_are_one_launch_without_spills(
         x=zeros(rows, t, channels),
         z=zeros(rows, t, heads, g.head_v),
         a=zeros(rows, t, heads),
-        b=zeros(rows, t, heads),
+        b=None if mamba else zeros(rows, t, heads),
     )
     fused(0, step, projected)
     assert list(compiled) == ["convolve_and_couple"]

@@ -71,16 +71,18 @@ def _keys(
     to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
     OPERAND: tl.constexpr, BESIDE: tl.constexpr, w: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """All value heads of one key head, their values too if BESIDE. Loads are under way early, as far as there are
+    """HEADS value heads of one key head, their values too if BESIDE. Loads are under way early, as far as there are
     registers: a program is short, and mostly waits."""
     EARLY: tl.constexpr = c.T <= 4
+    parts: tl.constexpr = c.GROUP // c.HEADS
     VALUES: tl.constexpr = c.HV * c.V
-    h = tl.program_id(0)
+    h = tl.program_id(0) // parts
+    part = tl.program_id(0) % parts
     channel = tl.arange(0, c.KP)
     inside = channel < c.K
     of_q = (VALUES + c.H * c.K if c.MAMBA else 0) + h * c.K + channel
     of_k = (VALUES if c.MAMBA else c.H * c.K) + h * c.K + channel
-    head = h * c.GROUP
+    head = h * c.GROUP + part * c.HEADS
     heads = head + tl.arange(0, c.HEADS)
     if BESIDE:
         of_v, is_value = _values_at(head * c.V, c.HEADS * c.V, w.BLOCK, c)
@@ -92,15 +94,15 @@ def _keys(
     gates = load_gates(x, x_step, A_log, dt_bias, row, head, n, c)
     history = ()
     if EARLY & (c.HP > 0):
-        history = load_history(rec, rec_step, slot, h, heads, first, records, True, c)
+        history = load_history(rec, rec_step, slot, h, heads, first, records, part == 0, c)
     _convolve(queries, conv, row, oldest, of_q, n, inside, w)
     _convolve(keys, conv, row, oldest, of_k, n, inside, w)
     tl.debug_barrier()  # what a program has just stored it finds in the cache, a token to a row
     keys, queries = load_tokens(x, x_step, row, h, n, c)
     if (not EARLY) & (c.HP > 0):
-        history = load_history(rec, rec_step, slot, h, heads, first, records, True, c)
+        history = load_history(rec, rec_step, slot, h, heads, first, records, part == 0, c)
     couple_tokens(
-        to, keys, queries, gates, history, D, rec, rec_step, row, slot, h, 0, n, ring_at(first + records, c),
+        to, keys, queries, gates, history, D, rec, rec_step, row, slot, h, part, n, ring_at(first + records, c),
         OPERAND, c,
     )  # fmt: skip
 
@@ -117,14 +119,15 @@ def convolve_and_couple(
     oldest = tl.load(conv.at + tl.maximum(own, 0))
     slot, n, first, records, flush = live_row(at, row)
     oldest = conv_math.ring_at(oldest + (w.R - w.HISTORY), w)
+    heads: tl.constexpr = c.HV // c.HEADS
     if tl.program_id(0) == tl.num_programs(0) - 1:
         place_row(to, at, row, slot, n, first, records, flush)
     elif n > 0:
-        if BESIDE or tl.program_id(0) < c.H:
+        if BESIDE or tl.program_id(0) < heads:
             _keys(
                 to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
                 OPERAND, BESIDE, w, c,
             )  # fmt: skip
         else:
-            d, inside = _values_at((tl.program_id(0) - c.H) * w.BLOCK, w.BLOCK, w.BLOCK, c)
+            d, inside = _values_at((tl.program_id(0) - heads) * w.BLOCK, w.BLOCK, w.BLOCK, c)
             _convolve(_load(conv, row, own, oldest, d, n, inside, w), conv, row, oldest, d, n, inside, w)

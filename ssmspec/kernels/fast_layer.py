@@ -24,15 +24,15 @@ class Cut:
     """How the merged launch is cut up among programs of one warp."""
 
     block: int = 256  # channels of values of a program, 8 in a lane
-    beside: bool = True  # whether a program of keys convolves its heads' values, too
+    beside: bool = False  # whether a program of keys convolves its heads' values, too
     registers: int | None = 128  # of a thread, at most
 
 
-def cut(batch: int) -> Cut:
+def cut(tokens: int, batch: int) -> Cut:
     """Few rows are spread over more programs, and a program may have all registers then."""
     if batch <= FEW:
-        return Cut(block=64, beside=False, registers=None)
-    return Cut()
+        return Cut(block=64, registers=None)
+    return Cut(registers=128 if tokens <= 8 else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,11 @@ class FastStep(LayerStep):
 
 
 def _fits(g: Geometry, conv: ConvRing, layer: int, p: Projected, weight: Tensor) -> bool:
-    """Whether the merged kernel serves, and is faster: long windows are convolved faster by many small programs, and
-    keys by one program for all of their value heads."""
+    """Whether the merged kernel serves, and is faster: long windows are convolved faster by many small programs."""
     taps = weight.mT
     batch, tokens = p.x.shape[:2]
     return (
         g.arch is not Arch.KDA
-        and g.group in (1, 2, 4)
         and (tokens <= SHORT or batch <= FEW)
         and taps.is_contiguous()
         and _aligned(p.x, conv.field[layer].mT)
@@ -85,9 +83,9 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
     if not isinstance(x, Unconvolved):
         return fast.couple(g, layer, x, call, at, c)
     p, field, batch = layer.params, x.ring.field[x.index], call.out.shape[0]
-    how = cut(batch)
+    how = cut(c.T, batch)
     w = x.ring.shape(c.T, power(c.HEADS * c.V) if how.beside else how.block)
-    programs = c.H + (0 if how.beside else triton.cdiv(c.HV * c.V, w.BLOCK)) + 1
+    programs = c.HV // c.HEADS + (0 if how.beside else triton.cdiv(c.HV * c.V, w.BLOCK)) + 1
     convolve_and_couple[(programs, batch)](
         call.w,
         Conv(
