@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.hopper_tile import async_load, dims, view
 
-# where fast_couplings.pack puts the numbers of a batch row: 6 bits each, the flush's one, the slot's 20, and the state's row above
+# where fast_rows.pack puts the numbers of a batch row: 6 bits each, the flush's one, the slot's 20, and the state's row above
 LEN, BASE, COUNT, FLUSH, SLOT, ROW = (gl.constexpr(i) for i in (0, 6, 12, 18, 19, 39))
 MAX_SLOTS, MAX_ROWS = 2**20, 2**24
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
