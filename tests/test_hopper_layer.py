@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import gluon_on_cpu
 import pytest
-import test_hopper
 import torch
-from test_hopper import Draw, clone, gdn, near
 
 from ssmspec import layout
 from ssmspec.geometry import Conv, DType, Geometry, Window
@@ -19,12 +17,15 @@ from ssmspec.step import Step
 
 pytest.importorskip("triton.experimental.gluon")
 
+import hopper_draws
+from hopper_draws import Draw, clone, gdn, near
+
 from ssmspec.kernels import hopper, hopper_convolve, hopper_fetch, hopper_layer, hopper_prepare, hopper_tile
 from ssmspec.kernels.conv_triton import ConvRing
-from ssmspec.kernels.hopper_tile import Order
+from ssmspec.kernels.hopper_shape import Order
 from ssmspec.kernels.layer_step import LayerStep, Projected, Weights
 
-on_cpu = test_hopper.on_cpu
+on_cpu = hopper_draws.on_cpu
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_the_fused_launch_has_no_spills_and_no_shared_memory(
 ) -> None:
     from ssmspec.kernels import hopper_layer
     from ssmspec.kernels.conv_triton import ConvRing
-    from ssmspec.kernels.hopper_tile import Order
+    from ssmspec.kernels.hopper_shape import Order
     from ssmspec.kernels.layer_step import Projected, Weights
 
     monkeypatch.setattr(hopper_layer.selftest, "order_of", lambda g: Order.CHAIN)

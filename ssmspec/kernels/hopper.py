@@ -14,7 +14,7 @@ from ssmspec.kernels import choices
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel
 from ssmspec.kernels.hopper_call import MAX_REGISTERS, Call
-from ssmspec.kernels.hopper_tile import Order, Shape, power_of_2
+from ssmspec.kernels.hopper_shape import Order, Shape, power_of_2
 
 HEAD = {Arch.GDN: (128, 128), Arch.KDA: (128, 128), Arch.MAMBA2: (128, 64)}  # K and V
 MAX_LEN = 16

@@ -12,7 +12,7 @@ from ssmspec.kernels.base import History, Layer, Tokens
 from ssmspec.kernels.fast_shape import Cursors
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS, Prepared
 from ssmspec.kernels.hopper_prepare import PrepareShape, prepare_window
-from ssmspec.kernels.hopper_tile import Shape
+from ssmspec.kernels.hopper_shape import Shape
 from ssmspec.kernels.hopper_verify import verify_window
 from ssmspec.kernels.launch import strides
 from ssmspec.kernels.prepare import Room

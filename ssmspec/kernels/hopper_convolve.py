@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.conv_math import silu
 from ssmspec.kernels.hopper_prepare import EPS, _cursors, _gates, _pack
-from ssmspec.kernels.hopper_tile import power_of_2, revision
+from ssmspec.kernels.hopper_shape import power_of_2, revision
 
 REVISION = revision(__file__)
 

@@ -12,7 +12,7 @@ from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing
 from ssmspec.kernels.hopper_call import Call
 from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
-from ssmspec.kernels.hopper_tile import Shape
+from ssmspec.kernels.hopper_shape import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, ROW, SLOT
-from ssmspec.kernels.hopper_tile import bits, power_of_2, revision
+from ssmspec.kernels.hopper_shape import bits, power_of_2, revision
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import hopper
 from ssmspec.kernels.base import History, Layer, LayerParams, Noise, Tokens, Verify
-from ssmspec.kernels.hopper_tile import Order
+from ssmspec.kernels.hopper_shape import Order
 from ssmspec.kernels.window import Inputs
 from ssmspec.pool import storage
 
