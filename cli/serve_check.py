@@ -1,13 +1,9 @@
 """`ssmspec serve-check`: a vLLM engine per policy, on the same prompts."""
 
-import importlib.util
 import json as json_format
 import os
 import random
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +15,12 @@ from ssmspec.layout import POLICY_NAMES
 
 from . import parse, table
 from .console import out, progress
+from .engine import KERNEL, play
 from .errors import UsageError
 
 Json = dict[str, Any]
-KERNEL = "VLLM_GDN_DECODE_KERNEL"
 SYNTHETIC = [0.8, 0.6, 0.4]
+WIDTH = 100  # of an engine's last line, as it is shown
 
 
 def serve_check(
@@ -61,8 +58,8 @@ def serve_check(
     played = {}
     with progress("serving") as tell:
         for name in dict.fromkeys(["native", *names]):
-            tell(name)
-            played[name] = play({"engine": _with(arguments, name, mode), "waves": waves})
+            scenario = {"engine": _with(arguments, name, mode), "waves": waves}
+            played[name] = play(scenario, lambda line, name=name: tell(f"{name}: {line[:WIDTH]}"))  # type: ignore[misc]
     rows = [row(name, played["native"], played[name]) for name in played]
     if json:
         head = {"schema": "ssmspec.serve-check", "schema_version": 1, "model": model, "native": _baseline()}
@@ -72,27 +69,6 @@ def serve_check(
         typer.echo(f"native: {_baseline()}")
     if any(r["error"] or (mode is Mode.EXACT and not r["tokens_equal"]) for r in rows):
         raise typer.Exit(1)
-
-
-def play(scenario: Json) -> Json:
-    """What came out of one engine; {"error"} where it failed, "log" in any case."""
-    if importlib.util.find_spec("vllm") is None:
-        raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "in.json", Path(folder) / "out.json"
-        source.write_text(json_format.dumps(scenario))
-        command = [sys.executable, "-m", "ssmspec.runtime.vllm.play", str(source), str(target)]
-        found = subprocess.run(
-            command,
-            env={KERNEL: "triton", **os.environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if found.returncode != 0 or not target.exists():
-            lines = [line for line in found.stdout.splitlines() if "Error" in line] or ["no output"]
-            return {"error": lines[-1].strip(), "log": found.stdout}
-        return {**json_format.loads(target.read_text()), "error": None, "log": found.stdout}
 
 
 def _arguments(model: str, method: str, draft: int, engine: str) -> Json:

@@ -49,7 +49,10 @@ def _request(output: Any) -> Json:
 
 
 def main(source: Path, target: Path) -> None:
-    target.write_text(json.dumps(play(json.loads(source.read_text()))))
+    """``target`` appears once it is whole: whoever waits for it need not wait for the engine's end."""
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(play(json.loads(source.read_text()))))
+    part.replace(target)
 
 
 if __name__ == "__main__":

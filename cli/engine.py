@@ -1,0 +1,68 @@
+"""A vLLM engine in a process of its own, which neither hangs at its end nor leaves anything behind."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+Json = dict[str, Any]
+KERNEL = "VLLM_GDN_DECODE_KERNEL"
+PLAYER = ("-m", "ssmspec.runtime.vllm.play")
+ENDS = 20.0  # seconds that an engine has to end in, once what it generated is there
+
+
+def play(scenario: Json, tell: Callable[[str], None]) -> Json:
+    """What came out of one engine; {"error"} where it failed, "log" in any case. ``tell`` hears the log's last line."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
+    with tempfile.TemporaryDirectory() as folder:
+        source, target, log = (Path(folder) / name for name in ("in.json", "out.json", "log"))
+        source.write_text(json.dumps(scenario))
+        with _running([sys.executable, *PLAYER, str(source), str(target)], log) as process:
+            while process.poll() is None and not target.exists():
+                time.sleep(0.2)
+                tell(_last(log))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS)
+        said = log.read_text(errors="replace")
+        if not target.exists():
+            lines = [line for line in said.splitlines() if "Error" in line] or ["no output"]
+            return {"error": lines[-1].strip(), "log": said}
+        return {**json.loads(target.read_text()), "error": None, "log": said}
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, and behind it the end of all that it started. They write to a file: a pipe stays open as long as one of
+    an engine's processes lives."""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command,
+            env={KERNEL: "triton", **os.environ},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _last(log: Path) -> str:
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 2000))
+        lines = stream.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
