@@ -104,19 +104,18 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-FEW, MANY, BESIDE = fast_layer.cut(4, 1), fast_layer.cut(4, 256), fast_layer.Cut(beside=True)
+FEW, MANY = fast_layer.cut(4, 1), fast_layer.cut(4, 256)
 CASES = [
     ("gdn", (1, 2), 3, Conv(channels=0, width=4), True, FEW),
-    ("gdn", (2, 2), 1, Conv(channels=0, width=2), False, BESIDE),
+    ("gdn", (2, 2), 1, Conv(channels=0, width=2), False, MANY),
     ("mamba2", (1, 8), 2, Conv(channels=0, width=3, dilation=2), True, MANY),
 ]
 CASES = [
     *((gate, heads, t, Conv(channels=0, width=4), t % 2 == 0, cut)
       for gate, heads in (("gdn", (4, 8)), ("mamba2", (2, 16)))
-      for t, cut in ((1, FEW), (1, MANY), (2, MANY), (2, BESIDE), (3, FEW), (4, BESIDE), (4, MANY), (8, FEW), (8, MANY),
-                     (8, BESIDE), (11, FEW), (16, FEW))),
+      for t, cut in ((1, FEW), (1, MANY), (2, MANY), (3, FEW), (4, MANY), (8, FEW), (8, MANY), (11, FEW), (16, FEW))),
     ("gdn", (3, 3), 4, Conv(channels=0, width=4, dilation=3), False, MANY),
-    ("gdn", (16, 32), 4, Conv(channels=0, width=2), False, BESIDE),
+    ("gdn", (16, 32), 4, Conv(channels=0, width=2), False, MANY),
 ] if ON_GPU else CASES  # fmt: skip
 
 

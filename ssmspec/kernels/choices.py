@@ -27,8 +27,8 @@ E = TypeVar("E", bound=StrEnum)
 class Kernel(StrEnum):
     """Whose launch a row is for."""
 
-    HOPPER = "hopper"  # exact windows of GDN: kernels/hopper.py
-    WINDOW = "window"  # exact windows of everything else: kernels/window.py
+    HOPPER = "hopper"  # exact windows that kernels/hopper.py serves
+    WINDOW = "window"  # all other exact windows: kernels/window.py
     FAST = "fast"  # kernels/fast_mma.py
 
 

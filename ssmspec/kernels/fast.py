@@ -97,7 +97,7 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
             tuned = _tuned(g, layer, x)
             how = _launch(g, layer, x, history) if tuned else Launch(warps=WARPS, registers=None)
             shape = _shape(g, w, layer, x, history, how.warps, tuned)
-            call = _call(g, layer, x, shape, out)
+            call = _call(layer, x, shape, out)
             at = Cursors(
                 rows.contiguous(),
                 layer.rows,
@@ -177,7 +177,7 @@ def _norms(g: Geometry, x: Gated, warps: int) -> bool:
     return x.norm.group == g.head_v and not x.norm.gate_first and g.head_v <= 4 * 16 * warps
 
 
-def _call(g: Geometry, layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:
+def _call(layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:
     def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device=out.device)
 

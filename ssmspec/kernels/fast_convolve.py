@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ssmspec.kernels import conv_math
-from ssmspec.kernels.conv_math import load_inputs, output, store_inputs
+from ssmspec.kernels.conv_math import load_inputs, output, ring_at, store_inputs
 from ssmspec.kernels.fast_couplings import (
     couple_tokens,
     load_gates,
     load_history,
     load_tokens,
-    ring_at,
 )
 from ssmspec.kernels.fast_rows import live_row, place_row
 
@@ -38,7 +36,7 @@ class Conv(NamedTuple):
 
 @triton.jit
 def _load(conv, row, own, first, d, n, inside, w: tl.constexpr):
-    """As conv_triton.load_inputs, of channels ``d``; and where the ring is."""
+    """As conv_math.load_inputs, of channels ``d``; and where the ring is."""
     p_ring = conv.ring + own * conv.slot + d
     p_x = conv.x + row * conv.x_row + d
     p_bias = None if conv.bias is None else conv.bias + d
@@ -60,19 +58,19 @@ def _convolve(loaded, conv, row, first, d, n, inside, w: tl.constexpr):
 
 
 @triton.jit
-def _values_at(first, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, c: tl.constexpr):
-    """Channels of CHANNELS values from ``first`` on, and which of them there are."""
-    i = tl.arange(0, BLOCK)
-    return (0 if c.MAMBA else 2 * c.H * c.K) + first + i, (i < CHANNELS) & (first + i < c.HV * c.V)
+def _values_at(first, BLOCK: tl.constexpr, c: tl.constexpr):
+    """Channels of BLOCK values from ``first`` on, and which of them there are."""
+    i = first + tl.arange(0, BLOCK)
+    return (0 if c.MAMBA else 2 * c.H * c.K) + i, i < c.HV * c.V
 
 
 @triton.jit
 def _keys(
     to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
-    OPERAND: tl.constexpr, BESIDE: tl.constexpr, w: tl.constexpr, c: tl.constexpr,
+    OPERAND: tl.constexpr, w: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """HEADS value heads of one key head, their values too if BESIDE. Loads are under way early, as far as there are
-    registers: a program is short, and mostly waits."""
+    """HEADS value heads of one key head. Loads are under way early, as far as there are registers: a program is short,
+    and mostly waits."""
     EARLY: tl.constexpr = c.T <= 4
     parts: tl.constexpr = c.GROUP // c.HEADS
     VALUES: tl.constexpr = c.HV * c.V
@@ -84,12 +82,7 @@ def _keys(
     of_k = (VALUES if c.MAMBA else c.H * c.K) + h * c.K + channel
     head = h * c.GROUP + part * c.HEADS
     heads = head + tl.arange(0, c.HEADS)
-    if BESIDE:
-        of_v, is_value = _values_at(head * c.V, c.HEADS * c.V, w.BLOCK, c)
-        values = _load(conv, row, own, oldest, of_v, n, is_value, w)
     queries = _load(conv, row, own, oldest, of_q, n, inside, w)
-    if BESIDE:
-        _convolve(values, conv, row, oldest, of_v, n, is_value, w)
     keys = _load(conv, row, own, oldest, of_k, n, inside, w)
     gates = load_gates(x, x_step, A_log, dt_bias, row, head, n, c)
     history = ()
@@ -109,8 +102,8 @@ def _keys(
 
 @triton.jit
 def convolve_and_couple(
-    to, conv, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, BESIDE: tl.constexpr,
-    w: tl.constexpr, c: tl.constexpr,
+    to, conv, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.constexpr, w: tl.constexpr,
+    c: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs, B): writes what conv_triton.convolve writes for live tokens, and fast_couplings.couple. A row's
     last program gives the row its turn, which takes a look at all rows."""
@@ -118,16 +111,16 @@ def convolve_and_couple(
     own = tl.load(conv.slots + row).to(tl.int64)
     oldest = tl.load(conv.at + tl.maximum(own, 0))
     slot, n, first, records, flush = live_row(at, row)
-    oldest = conv_math.ring_at(oldest + (w.R - w.HISTORY), w)
+    oldest = ring_at(oldest + (w.R - w.HISTORY), w)
     heads: tl.constexpr = c.HV // c.HEADS
     if tl.program_id(0) == tl.num_programs(0) - 1:
         place_row(to, at, row, slot, n, first, records, flush)
     elif n > 0:
-        if BESIDE or tl.program_id(0) < heads:
+        if tl.program_id(0) < heads:
             _keys(
                 to, conv, x, x_step, A_log, dt_bias, D, rec, rec_step, row, slot, own, oldest, n, first, records,
-                OPERAND, BESIDE, w, c,
+                OPERAND, w, c,
             )  # fmt: skip
         else:
-            d, inside = _values_at((tl.program_id(0) - heads) * w.BLOCK, w.BLOCK, w.BLOCK, c)
+            d, inside = _values_at((tl.program_id(0) - heads) * w.BLOCK, w.BLOCK, c)
             _convolve(_load(conv, row, own, oldest, d, n, inside, w), conv, row, oldest, d, n, inside, w)

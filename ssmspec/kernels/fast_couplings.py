@@ -1,8 +1,8 @@
 """What the tokens of a window do to each other, without the state: the small half of the UT/WY form, for fast mode.
 
 Every applied update c and output o of a window is linear in three things: the state's products with the window's
-raw keys and queries (the probes), the updates on record, and the window's values. One program per key head works
-out the coefficients in fp32; the window kernel only multiplies. Per value head they are (fast_shape.Shape has the
+raw keys and queries (the probes), the updates on record, and the window's values. One program per HEADS value heads of a
+key head works out the coefficients in fp32; the window kernel only multiplies. Per value head they are (fast_shape.Shape has the
 offsets; column 2t is token t's key and 2t + 1 its query, or column t its query for Mamba2)
 
     solve   [columns, tokens]   v_t minus what token t sees of state and records in, c and the rest of o out
@@ -20,6 +20,7 @@ so the unit lower triangular system of the delta rule is solved here, once, by s
 import triton
 import triton.language as tl
 
+from ssmspec.kernels.conv_math import ring_at
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
 from ssmspec.kernels.fast_rows import live_row, place_row
 from ssmspec.kernels.fast_solve import substitute
@@ -52,12 +53,6 @@ def _gates(raw, rate, bias, SOFTPLUS: tl.constexpr):
 def _by_head(pairs, c: tl.constexpr):
     """[HEADS * TP] -> [HEADS, TP]; gathered, or the compiler works gates out anew in every layout that asks for them."""
     return tl.reshape(tl.gather(pairs, tl.arange(0, c.HEADS * c.TP), 0), [c.HEADS, c.TP])
-
-
-@triton.jit
-def ring_at(position, c: tl.constexpr):
-    """position in 0 .. 2R - 1."""
-    return tl.where(position >= c.R, position - c.R, position)
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def product(x, y, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def _probes(of_w, x, x_step, row, h, pair, n, OPERAND: tl.constexpr, c: tl.constexpr):
+def _probes(of_w, x, x_step, row, h, pair, n, c: tl.constexpr):
     """[NC, KP], raw where decays are per head."""
     channel = tl.arange(0, c.KP)
     column = tl.arange(0, c.NC)
@@ -83,7 +83,7 @@ def window(S, s_step, w, x, x_step, out, at, rec, rec_step, OPERAND: tl.constexp
     of_s = S + row_of_state(at, slot) * s_step + (head * c.V + value[:, None]) * c.K + channel[None, :]
     s = tl.load(of_s, mask=in_v & in_k, other=0.0)
     of_w = w.heads + pair * c.COEFFICIENTS
-    y = product(s, _probes(w, x, x_step, row, h, pair, n, OPERAND, c), OPERAND)
+    y = product(s, _probes(w, x, x_step, row, h, pair, n, c), OPERAND)
     updates = rec.x if c.MAMBA else rec.c
     of_c = updates + slot * (rec_step.x if c.MAMBA else rec_step.c) + head * (c.R * c.V) + value[:, None]
     if c.HP > 0:

@@ -14,7 +14,6 @@ from ssmspec.kernels.fast_convolve import Conv, convolve_and_couple
 from ssmspec.kernels.fast_shape import Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
 from ssmspec.kernels.hopper_layer import _aligned
-from ssmspec.kernels.launch import power
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 
@@ -24,7 +23,6 @@ class Cut:
     """How the merged launch is cut up among programs of one warp."""
 
     block: int = 256  # channels of values of a program, 8 in a lane
-    beside: bool = False  # whether a program of keys convolves its heads' values, too
     registers: int | None = 128  # of a thread, at most
 
 
@@ -84,8 +82,8 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
         return fast.couple(g, layer, x, call, at, c)
     p, field, batch = layer.params, x.ring.field[x.index], call.out.shape[0]
     how = cut(c.T, batch)
-    w = x.ring.shape(c.T, power(c.HEADS * c.V) if how.beside else how.block)
-    programs = c.HV // c.HEADS + (0 if how.beside else triton.cdiv(c.HV * c.V, w.BLOCK)) + 1
+    w = x.ring.shape(c.T, how.block)
+    programs = c.HV // c.HEADS + triton.cdiv(c.HV * c.V, w.BLOCK) + 1
     convolve_and_couple[(programs, batch)](
         call.w,
         Conv(
@@ -101,7 +99,6 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
         call.rec,
         call.rec_step,
         fast._operand(g),
-        how.beside,
         w,
         c,
         num_warps=1,

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
 
+from ssmspec.kernels.hopper_shape import revision
+
 
 class Cursors(NamedTuple):
     """Where each batch row stands; base and count are None where a policy has no history."""
@@ -56,6 +58,7 @@ class Shape:
     HP: int  # most committed records, padded; 0: there is no history
     BV: int  # rows of V in a tile
     HEADS: int  # value heads of a coupling program
+    REVISION: str = revision(__file__)  # of the properties below, which Triton's cache on disk does not see
     GATE: str | None = None  # of normed outputs, as norm.Gate has it; None: outputs are stored as they are
     EPS: float = 0.0  # of their norm
 

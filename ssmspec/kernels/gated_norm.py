@@ -27,7 +27,7 @@ def norm_then_gate(
 ):
     """A row is a head of a token. Tile, warps and order are those of ``layer_norm_fwd_kernel`` of vLLM 0.33.0
     (third_party/flash_linear_attention/ops/layernorm_guard.py), since the sum's order follows from them."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, PN)
     inside = (row[:, None] < rows) & (i[None, :] < N)
     at = row[:, None] * N + i[None, :]

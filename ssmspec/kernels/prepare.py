@@ -21,7 +21,7 @@ class Room(NamedTuple):
 
     decay: Any  # [B, T, HV]; KDA [B, T, HV, K]
     beta: Any  # [B, T, HV]; Mamba2 dt
-    k: Any = None  # [B, T, H, K], as they are multiplied; or 1 / norm [B, T, HV]
+    k: Any = None  # [B, T, H, K], as they are multiplied; or 1 / norm [B, T, HV], which Mamba2 has none of
     q: Any = None
 
 

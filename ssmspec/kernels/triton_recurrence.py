@@ -98,7 +98,7 @@ def softplus(x):
 def decay_of(a, rate, bias, g: tl.constexpr):
     """The factor that is multiplied, from the raw gate (Mamba2: from dt) and rate = exp(A_log).
 
-    As kernels/recurrence.py:decay_of; replay gets KDA's decay back from its recorded gate by this same function.
+    As kernels/recurrence.py:decay_of.
     """
     if g.ARCH == "mamba2":
         return tl.exp(-rate * a)

@@ -42,7 +42,11 @@ class Rig:
         self.generator = torch.Generator(device).manual_seed(seed)
         self.params = [_on(device, p) for p in layer_params(g, seed)]
         pool = StatePool.allocate(layout.of(policy, g, w), g.num_layers, batch + 1, device)
-        made, step = _step(kernels.make(backend, g, w), g, w, fused and backend == "triton")
+        snapshots = (
+            policy == "native" and w.mode is Mode.FAST
+        )  # exact, by kernels that take what was convolved
+        fused = fused and backend == "triton" and not snapshots
+        made, step = _step(kernels.make(backend, g, w), g, w, fused)
         self.policy = policies.POLICIES[policy](g, w, pool, made, self.params)
         slots = torch.randperm(batch, generator=self.generator, device=device) + 1
         self.step = Step.empty(batch, w.max_len, device)

@@ -63,7 +63,7 @@ def _size(flag: str, why: str) -> Rule:
     return Rule(f"--{flag}", f"parallel_config.{flag.replace('-', '_')}", _is(1), "1", why)
 
 
-LONELY = "its records and cursors live on one rank so far"
+LONELY = "it has not been checked with a policy"
 RULES = (
     Rule(
         "VLLM_USE_V2_MODEL_RUNNER",
