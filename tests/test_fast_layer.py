@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from triton_lives import DEVICE, ON_GPU, ints, policy, shape, staged, start
 
+from ssmspec.acceptance import from_rate
 from ssmspec.geometry import Arch, Conv, Geometry, Mode, Window
 from ssmspec.kernels import base, fast, fast_layer
 from ssmspec.kernels.conv_triton import ConvRing
 from ssmspec.kernels.layer_step import LayerStep, Projected, Weights
 from ssmspec.kernels.norm_triton import TritonNorm
+from ssmspec.measure.rig import Rig
 from ssmspec.policies import Policy
 from ssmspec.pool import StatePool
 
@@ -190,3 +192,13 @@ def test_what_no_kernel_merges_goes_piece_by_piece(gate: str) -> None:
         made.step = kind(g, made.conv, made.policy.verify, TritonNorm.of(g), [weights])
         outs.append(made.run(staged(w, ROWS, [2, 1, 2, 2, 1, 2]), p))
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("native", LayerStep), ("checkpointing", fast_layer.FastStep)])
+def test_a_rig_merges_no_layer_of_snapshots(policy: str, kind: type[LayerStep]) -> None:
+    """Native's verify is exact, by kernels that take what was convolved."""
+    g, w = of("gdn", (1, 2), Conv(channels=0, width=4)), Window(max_len=2, ring_len=4, mode=Mode.FAST)
+    rig = Rig(
+        policy, g, w, 2, from_rate(0.5, 1), steps=1, seed=0, device=DEVICE, backend="triton"
+    )  # fmt: skip
+    assert type(rig.layer) is kind
