@@ -12,7 +12,8 @@ end of the history, from there to a token, or from token to token: nothing is di
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.fast_couplings import EPS, gram, ring_at
+from ssmspec.kernels.conv_math import ring_at
+from ssmspec.kernels.fast_couplings import EPS, gram
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
 from ssmspec.kernels.fast_rows import live_row, place_row
 
