@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from ssmspec.kernels.conv_math import ring_at
-from ssmspec.kernels.fast_couplings import 
 from ssmspec.kernels.fast_rows import live_row, row_of_state
 
 
