@@ -34,8 +34,9 @@ def play(scenario: Json, tell: Callable[[str], None]) -> Json:
                 tell(_last(log))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ENDS)
+            failed = process.returncode not in (0, None)  # None: it has to be ended
         said = log.read_text(errors="replace")
-        if not target.exists():
+        if failed or not target.exists():
             lines = [line for line in said.splitlines() if "Error" in line] or ["no output"]
             return {"error": lines[-1].strip(), "log": said}
         return {**json.loads(target.read_text()), "error": None, "log": said}

@@ -193,3 +193,12 @@ def test_an_engine_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     found = engine.play({"waves": []}, lambda line: None)
     assert found["error"] == "ValueError: no such model"
     assert found["log"].startswith("starting")
+
+
+def test_an_engine_that_fails_at_its_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: object())
+    script = (
+        "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text('{}'); raise RuntimeError('at its end')"
+    )
+    monkeypatch.setattr(engine, "PLAYER", ("-c", script))
+    assert engine.play({"waves": []}, lambda line: None)["error"] == "RuntimeError: at its end"
