@@ -21,22 +21,30 @@ PLAYER = ("-m", "ssmspec.runtime.vllm.play")
 ENDS = 20.0  # seconds that an engine has to end in, once what it generated is there
 
 
-def play(scenario: Json, tell: Callable[[str], None]) -> Json:
-    """What came out of one engine; {"error"} where it failed, "log" in any case. ``tell`` hears the log's last line."""
+def play(scenario: Json, tell: Callable[[str], None], limit: float) -> Json:
+    """What came out of one engine; {"error"} where it failed or took more than ``limit`` seconds, "log" in any case.
+    ``tell`` hears the log's last line."""
     if importlib.util.find_spec("vllm") is None:
         raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
-    with tempfile.TemporaryDirectory() as folder:
+    with _unwound_by_sigterm(), tempfile.TemporaryDirectory() as folder:
         source, target, log = (Path(folder) / name for name in ("in.json", "out.json", "log"))
         source.write_text(json.dumps(scenario))
+        end = time.monotonic() + limit
         with _running([sys.executable, *PLAYER, str(source), str(target)], log) as process:
-            while process.poll() is None and not target.exists():
+            while process.poll() is None and not target.exists() and time.monotonic() < end:
                 time.sleep(0.2)
                 tell(_last(log))
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDS)
-            failed = process.returncode not in (0, None)  # None: it has to be ended
+            if target.exists():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(ENDS)
+            code = process.poll()  # None: it has to be ended
         said = log.read_text(errors="replace")
-        if failed or not target.exists():
+        if code is None and not target.exists():
+            return {
+                "error": f"no answer within {limit:g} s (--limit); its last words: {_last(log)}",
+                "log": said,
+            }
+        if code or not target.exists():
             lines = [line for line in said.splitlines() if "Error" in line] or ["no output"]
             return {"error": lines[-1].strip(), "log": said}
         return {**json.loads(target.read_text()), "error": None, "log": said}
@@ -45,11 +53,12 @@ def play(scenario: Json, tell: Callable[[str], None]) -> Json:
 @contextmanager
 def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process, and behind it the end of all that it started. They write to a file: a pipe stays open as long as one of
-    an engine's processes lives."""
+    an engine's processes lives. Its input is a pipe that closes with this process, however that ends."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command,
             env={KERNEL: "triton", **os.environ},
+            stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -60,6 +69,18 @@ def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, behind what has to be cleared away."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _last(log: Path) -> str:

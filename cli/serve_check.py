@@ -5,6 +5,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from .errors import UsageError
 Json = dict[str, Any]
 SYNTHETIC = [0.8, 0.6, 0.4]
 WIDTH = 100  # of an engine's last line, as it is shown
+LINES = 40  # of a failed engine's log, as JSON keeps them
 
 
 def serve_check(
@@ -43,6 +45,9 @@ def serve_check(
         str,
         typer.Option(metavar="JSON", help='More arguments of vLLM\'s engine, as {"max_model_len": 4096}.'),
     ] = "{}",
+    limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="An engine that takes longer has failed.", min=1)
+    ] = 3600.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Start vLLM once per policy, each in a process of its own, and compare what they generate with native's.
@@ -59,7 +64,7 @@ def serve_check(
     with progress("serving") as tell:
         for name in dict.fromkeys(["native", *names]):
             scenario = {"engine": _with(arguments, name, mode), "waves": waves}
-            played[name] = play(scenario, lambda line, name=name: tell(f"{name}: {line[:WIDTH]}"))  # type: ignore[misc]
+            played[name] = play(scenario, partial(_hear, tell, name), limit)
     rows = [row(name, played["native"], played[name]) for name in played]
     if json:
         head = {"schema": "ssmspec.serve-check", "schema_version": 1, "model": model, "native": _baseline()}
@@ -67,8 +72,13 @@ def serve_check(
     else:
         table.show(out(), table.squared([_cells(r) for r in rows]), ["policy"])
         typer.echo(f"native: {_baseline()}")
+        typer.echo("\n".join(line for r in rows if r["error"] for line in r["log"]), nl=False, err=True)
     if any(r["error"] or (mode is Mode.EXACT and not r["tokens_equal"]) for r in rows):
         raise typer.Exit(1)
+
+
+def _hear(tell: Callable[[str], None], policy: str, line: str) -> None:
+    tell(f"{policy}: {line[:WIDTH]}")
 
 
 def _arguments(model: str, method: str, draft: int, engine: str) -> Json:
@@ -145,6 +155,7 @@ def row(policy: str, native: Json, ours: Json) -> Json:
         return {
             "policy": policy,
             "error": ours["error"] or f"native: {native['error']}",
+            "log": ours["log"].splitlines()[-LINES:] if ours["error"] else [],
             "tokens_equal": False,
         }
     pairs = [

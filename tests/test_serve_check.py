@@ -2,13 +2,12 @@
 
 import importlib.util
 import json
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ssmspec_cli import engine, serve_check
+from ssmspec_cli import serve_check
 from ssmspec_cli.main import app
 from typer.testing import CliRunner
 
@@ -48,11 +47,11 @@ class Engines:
         monkeypatch.setattr(serve_check, "play", self.play)
         monkeypatch.setattr(serve_check, "_on_gpu", lambda: True)
 
-    def play(self, scenario: Json, tell: Any) -> Json:
+    def play(self, scenario: Json, tell: Any, limit: float) -> Json:
         self.asked.append(scenario)
         policy = scenario["engine"]["additional_config"].get("ssmspec", {}).get("policy", "native")
         if policy not in self.tokens:
-            return {"error": "ValueError: no", "log": ""}
+            return {"error": "ValueError: no", "log": "starting\nValueError: no"}
         return played(self.tokens[policy], policy)
 
 
@@ -96,6 +95,9 @@ def test_an_engine_that_fails_is_told_and_ends_badly(monkeypatch: pytest.MonkeyP
     found = run("some/model", "--policy", "recover")
     assert found.exit_code == 1
     assert "ValueError: no" in found.stdout
+    assert found.stderr.endswith("starting\nValueError: no")
+    row = rows("some/model", "--policy", "recover")["recover"]
+    assert (row["error"], row["log"]) == ("ValueError: no", ["starting", "ValueError: no"])
 
 
 def test_every_policy_gets_the_same_prompts_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,44 +163,3 @@ def test_a_process_plays_a_scenario_into_a_file(monkeypatch: pytest.MonkeyPatch,
     assert found["waves"] == [[{"tokens": [4, 5], "logprobs": [{"4": -1.0}], "cached": 0}] * 2]
     assert found["report"] == [{"asked": "ssmspec_report"}]
     assert found["metrics"] == {"a": 3, "b": [1, 2]}
-
-
-LINGERS = """
-import json, pathlib, subprocess, sys, time
-child = subprocess.Popen(["sleep", "600"])
-print("engine", child.pid, flush=True)
-time.sleep(0.5)
-pathlib.Path(sys.argv[2]).write_text(json.dumps({"waves": json.load(open(sys.argv[1]))["waves"]}))
-time.sleep(600)
-"""
-
-
-def test_an_engine_that_does_not_end_is_ended_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes hold its output open, and would hold the GPU's memory."""
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(engine, "PLAYER", ("-c", LINGERS))
-    monkeypatch.setattr(engine, "ENDS", 0.2)
-    heard: list[str] = []
-    found = engine.play({"waves": [1]}, heard.append)
-    assert (found["waves"], found["error"]) == ([1], None)
-    name, child = found["log"].split()
-    assert f"{name} {child}" in heard
-    state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True).stdout
-    assert state.strip()[:1] in ("", "Z"), "killed, if not yet reaped"
-
-
-def test_an_engine_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(engine, "PLAYER", ("-c", "print('starting'); raise ValueError('no such model')"))
-    found = engine.play({"waves": []}, lambda line: None)
-    assert found["error"] == "ValueError: no such model"
-    assert found["log"].startswith("starting")
-
-
-def test_an_engine_that_fails_at_its_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: object())
-    script = (
-        "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text('{}'); raise RuntimeError('at its end')"
-    )
-    monkeypatch.setattr(engine, "PLAYER", ("-c", script))
-    assert engine.play({"waves": []}, lambda line: None)["error"] == "RuntimeError: at its end"

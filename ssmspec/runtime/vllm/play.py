@@ -1,10 +1,13 @@
 """One vLLM engine plays given prompts, and what came out goes into a file. Run as a script, in a process of its own."""
 
 import json
+import os
+import signal
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from ssmspec.runtime.vllm.config import KEY
@@ -55,5 +58,16 @@ def main(source: Path, target: Path) -> None:
     part.replace(target)
 
 
+def end_with_caller() -> None:
+    """Kill this process group, the engine's own processes among it, once standard input ends: whoever started it is gone."""
+
+    def watch() -> None:
+        os.read(0, 1)  # not sys.stdin, whose lock an interpreter that ends would wait for
+        os.killpg(0, signal.SIGKILL)
+
+    Thread(target=watch, daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_caller()
     main(*map(Path, sys.argv[1:]))
