@@ -47,8 +47,9 @@ def test_an_engine_that_gives_no_answer_in_time_has_failed(monkeypatch: pytest.M
 
 
 CALLER = """
-import sys
+import signal, sys
 from ssmspec_cli import engine
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what runs in a shell's background
 engine.importlib.util.find_spec = lambda name: object()
 engine.PLAYER = ("-c", sys.argv[1])
 engine.play({"waves": []}, lambda line: print(line, flush=True), 60)
