@@ -83,7 +83,9 @@ def whole(model: str, batch: int) -> Iterator[Cell]:
 def decode() -> Iterator[Cell]:
     """Windows of one token: standard decode."""
     for model in (GDN, KDA, MAMBA2):
-        yield from steps(model, f"{peers.TRITON} {peers.FLASH} checkpointing", (1,))
+        yield from steps(model, f"{peers.TRITON} {peers.FLASH} every-step", (1,))
+        for ring in (8, 16):
+            yield from steps(model, "checkpointing", (1,), ring=ring)
         for ring in (16, 32):
             yield from steps(model, "checkpointing", (1,), mode=Mode.FAST, ring=ring)
 

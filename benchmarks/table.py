@@ -1,5 +1,5 @@
-"""Write the tables of docs/benchmarks.md, and the rings of the H200's table of choices, again from the JSON files here:
-python benchmarks/table.py
+"""Write again from the JSON files here: the tables of docs/benchmarks.md, the rings of the H200's table of choices, and
+the speeds that advice goes by: python benchmarks/table.py
 """
 
 import json
@@ -8,10 +8,11 @@ from pathlib import Path
 
 from ssmspec.kernels import choices
 from ssmspec.kernels.choices import Table
+from ssmspec.measure import speeds
 from ssmspec.measure.tables import rendered
 from ssmspec.measure.tune import rings_of
 
-DEVICE = "NVIDIA H200"
+DEVICE, BATCH = "NVIDIA H200", 256
 root = Path(__file__).resolve().parents[1]
 page = root / "docs" / "benchmarks.md"
 page.write_text(rendered(page.read_text(), root))
@@ -28,3 +29,6 @@ target = choices.FOLDER / choices.file_name(DEVICE)
 old = Table.loaded(target.read_text()) if target.exists() else Table(device=DEVICE)
 target.parent.mkdir(exist_ok=True)
 target.write_text(replace(old, rings=rings_of(records)).dumped())
+table = speeds.Measured(device=DEVICE, batch=BATCH, speeds=speeds.speeds_of(records, BATCH))
+speeds.FILE.parent.mkdir(exist_ok=True)
+speeds.FILE.write_text(table.dumped())

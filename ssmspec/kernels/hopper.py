@@ -98,7 +98,7 @@ def make_verify(g: Geometry, w: Window, order: Order) -> Verify:
     reason = unsupported(g, w)
     if reason is not None:
         raise ValueError(f"the hopper kernels do not serve this geometry: {reason}")
-    programs: dict[Shape, int] = {}
+    programs: dict[tuple[Shape, int], int] = {}
 
     def verify(
         layer: Layer,

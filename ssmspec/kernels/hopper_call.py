@@ -21,7 +21,7 @@ from ssmspec.kernels.window import Inputs
 
 PIECE = 16  # bytes of an asynchronous copy; Triton believes in their alignment if strides divide by as much
 MAX_REGISTERS = 128  # per thread, so that 16 warps fit on a multiprocessor
-WARPS_A_PROCESSOR = 65536 // (MAX_REGISTERS * 32)
+REGISTERS_A_PROCESSOR, REGISTERS_A_PIECE = 65536, 8  # of a warp's lane; they are given out in pieces
 SHARED_A_PROCESSOR, SHARED_RESERVED = 228 * 1024, 1024  # bytes; the latter per program
 
 
@@ -132,7 +132,9 @@ class Call:
             norms=True,
         )
 
-    def verify(self, layer: Layer, shape: Shape, registers: int, programs: dict[Shape, int]) -> None:
+    def verify(
+        self, layer: Layer, shape: Shape, registers: int, programs: dict[tuple[Shape, int], int]
+    ) -> None:
         tiles = self.out.shape[0] * shape.HV * shape.BLOCKS
         arguments = (
             self.state,
@@ -149,10 +151,11 @@ class Call:
             shape,
         )
         options = {"num_warps": shape.WARPS, "maxnreg": registers, "enable_fp_fusion": False}
-        if shape not in programs:
+        key = shape, registers
+        if key not in programs:
             kernel = verify_window.warmup(*arguments, grid=(1,), **options)
-            programs[shape] = _resident(kernel.metadata.shared, shape.WARPS, self.out.device)
-        verify_window[(min(tiles, programs[shape]),)](*arguments, **options)
+            programs[key] = _resident(kernel.metadata.shared, shape.WARPS, registers, self.out.device)
+        verify_window[(min(tiles, programs[key]),)](*arguments, **options)
 
 
 def _in_pieces(x: Tensor) -> Tensor:
@@ -160,7 +163,8 @@ def _in_pieces(x: Tensor) -> Tensor:
     return x.contiguous() if any(n % PIECE for n in (x.data_ptr(), *x.stride()[:3])) else x
 
 
-def _resident(shared: int, warps: int, device: torch.device) -> int:
+def _resident(shared: int, warps: int, registers: int, device: torch.device) -> int:
     """Programs that run at once on the whole device."""
-    each = min(WARPS_A_PROCESSOR // warps, SHARED_A_PROCESSOR // (shared + SHARED_RESERVED))
+    lane = -(-registers // REGISTERS_A_PIECE) * REGISTERS_A_PIECE
+    each = min(REGISTERS_A_PROCESSOR // (lane * 32 * warps), SHARED_A_PROCESSOR // (shared + SHARED_RESERVED))
     return each * torch.cuda.get_device_properties(device).multi_processor_count

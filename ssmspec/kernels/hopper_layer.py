@@ -66,7 +66,7 @@ class FusedVerify:
 
     def __init__(self, g: Geometry, w: Window, inner: Verify) -> None:
         self.g, self.w, self.inner, self.order = g, w, inner, selftest.order_of(g)
-        self.programs: dict[Shape, int] = {}
+        self.programs: dict[tuple[Shape, int], int] = {}
 
     def __call__(
         self,

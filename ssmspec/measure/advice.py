@@ -4,16 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
-from ssmspec.geometry import Arch
+from ssmspec.measure import speeds
 from ssmspec.measure.curves import MARGIN, Curve, over_drafts
-from ssmspec.measure.sweep import Case, Row
+from ssmspec.measure.speeds import Speed
+from ssmspec.measure.sweep import Row
 
 # Conv, verify and norm of vLLM 0.33.0 for one request, T=4, Qwen3.5-4B's layer, measured on one H200; and its bandwidth.
 LAUNCH_SECONDS, BYTES_PER_SECOND = 20e-6, 4.3e12
-KDA_DECODE = (
-    "KDA standard decode (K=0): replay moves fewer bytes and was measured at 0.74x to 0.93x of native's speed"
-    " (sgl-project/sglang#28451)"
-)
 
 
 def advise(rows: Sequence[Row]) -> list[str]:
@@ -24,7 +21,7 @@ def advise(rows: Sequence[Row]) -> list[str]:
     first, lines = others[0], []
     if first.traffic is not None:
         curves = over_drafts(first.case, list(dict.fromkeys(row.policy for row in others)))
-        lines += [_take(rows), _pays(curves, first), _loses(curves, first.case)]
+        lines += [_take(rows), _pays(curves, first), _loses(curves)]
     elif first.capacity is not None:
         lines += [_take(rows)]
     if first.exact is not None:
@@ -33,7 +30,21 @@ def advise(rows: Sequence[Row]) -> list[str]:
 
 
 def _take(rows: Sequence[Row]) -> str:
-    """The policy that moves least, or where bytes were not counted, that most requests fit with."""
+    """In each mode the policy that was the fastest where layers like these were timed, else the one that moves least;
+    where bytes were not counted, the one that most requests fit with."""
+    modes = list(dict.fromkeys(row.mode for row in rows if row.mode is not None))
+    if rows[0].traffic is None:
+        return _take_in(rows, "")
+    told = [
+        _take_in(
+            [row for row in rows if row.mode in (None, mode)], f" in {mode} mode" if len(modes) > 1 else ""
+        )
+        for mode in modes
+    ]
+    return " ".join(told)
+
+
+def _take_in(rows: Sequence[Row], mode: str) -> str:
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(id(row.case), []).append(row)
@@ -41,12 +52,12 @@ def _take(rows: Sequence[Row]) -> str:
     names = Counter("native" if row is None else row.policy for row in best)
     taken = [row for row in best if row is not None]
     if not taken:
-        return "Stay with native: nothing here gains enough."
+        return f"Stay with native{mode}: nothing here gains enough."
     verb = "Take" if taken[0].traffic else "Most requests fit with"
     if len(best) > 1:
         where = ", ".join(f"{name} in {n} of {len(best)} combinations" for name, n in names.most_common())
-        return f"{verb} {where}{_gains(taken)}."
-    return f"{verb} {taken[0].policy}{_gains(taken)}{_requests(rows, taken[0])}."
+        return f"{verb} {where}{mode}{_gains(taken)}."
+    return f"{verb} {taken[0].policy}{mode}{_gains(taken)}{_requests(rows, taken[0])}."
 
 
 def _best(rows: Sequence[Row]) -> Row | None:
@@ -55,9 +66,16 @@ def _best(rows: Sequence[Row]) -> Row | None:
     if others[0].traffic is None:
         most = max(rows, key=_held)  # the first of equals, and native comes first
         return most if most.policy != "native" else None
+    timed = [(speed.times, row) for row in others if (speed := _speed(row))]
+    if timed:
+        times, fastest = max(timed, key=lambda pair: pair[0])
+        return fastest if times >= 1 + MARGIN else None
     best = min(others, key=_vs_native)
-    decode = best.case.model.geometry.arch is Arch.KDA and best.case.window.max_len == 1
-    return None if decode or _vs_native(best) > 1 - MARGIN else best
+    return None if _vs_native(best) > 1 - MARGIN else best
+
+
+def _speed(row: Row) -> Speed | None:
+    return speeds.measured().of(row.policy, row.case.model.geometry, row.window)
 
 
 def _held(row: Row) -> int:
@@ -73,7 +91,17 @@ def _vs_native(row: Row) -> float:
 def _gains(taken: Sequence[Row]) -> str:
     if taken[0].traffic is None:
         return ""
-    return f": {_span([_vs_native(row) for row in taken])} of native's bytes"
+    text = f": {_span([_vs_native(row) for row in taken])} of native's bytes"
+    found = [speed for row in taken if (speed := _speed(row))]
+    if len(found) < len(taken):
+        return text
+    (first, *more), table = taken, speeds.measured()
+    other = not more and first.policy == "checkpointing" and found[0].ring != first.case.window.limit
+    best = f" with --ring {found[0].ring}" if other else ""
+    times = _span([speed.times for speed in found])
+    return (
+        f"{text}, {times} of the speed of vLLM's own kernels{best} ({table.device}, {table.batch} requests)"
+    )
 
 
 def _span(ratios: Sequence[float]) -> str:
@@ -91,24 +119,22 @@ def _requests(rows: Sequence[Row], best: Row) -> str:
 
 
 def _pays(curves: Sequence[Curve], row: Row) -> str:
-    least = 1 if row.case.model.geometry.arch is Arch.KDA else 0
-    starts = sorted((max(c.pays_from, least), c.policy) for c in curves if c.pays_from is not None)
+    starts = sorted((c.pays_from, c.policy) for c in curves if c.pays_from is not None)
     if not starts:
         return ""
     assert row.traffic is not None
     batch = ceil(LAUNCH_SECONDS * BYTES_PER_SECOND / row.traffic.native_bytes)
     where = ", ".join(f"{policy} from K={k}" for k, policy in starts)
-    return f"It pays: {where}; below a batch of about {batch:,} launches bind, not bytes."
+    return f"By bytes it pays: {where}; below a batch of about {batch:,} launches bind, not bytes."
 
 
-def _loses(curves: Sequence[Curve], case: Case) -> str:
+def _loses(curves: Sequence[Curve]) -> str:
     found = [
         f"{c.policy} at " + ", ".join(f"K={k} ({ratio:.2f}x)" for k, ratio in c.loses.items())
         for c in curves
         if c.loses
     ]
-    text = f"It loses: {'; '.join(found)} of native's bytes." if found else ""
-    return f"{text} {KDA_DECODE}.".strip() if case.model.geometry.arch is Arch.KDA else text
+    return f"It loses: {'; '.join(found)} of native's bytes." if found else ""
 
 
 def _bits(rows: Sequence[Row]) -> str:
