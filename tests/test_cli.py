@@ -38,7 +38,7 @@ OPTIONS = {
     "presets": {"--json"},
     "serve-check": {
         *("MODEL", "--policy", "--mode", "--draft", "--method"),
-        *("--requests", "--prompt", "--tokens", "--engine", "--json"),
+        *("--requests", "--prompt", "--tokens", "--engine", "--limit", "--json"),
     },
     "soak": {
         *("--minutes", "--events", "--seed", "--policy", "--backend", "--device", "--jobs"),
