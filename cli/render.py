@@ -68,7 +68,12 @@ def _exact(row: Row) -> Cells:
 def _moved(row: Row) -> Cells:
     assert row.traffic is not None
     read, write = row.model_step
-    return {"read MB": _mb(read), "write MB": _mb(write), "vs native": f"{row.traffic.vs_native:.2f}x"}
+    return {
+        "read MB": _mb(read),
+        "write MB": _mb(write),
+        "vs native": f"{row.traffic.vs_native:.2f}x",
+        table.SPEED: f"{row.speed.times:.2f}x" if row.speed else "",
+    }
 
 
 def _traffic(row: Row) -> Cells:

@@ -12,9 +12,10 @@ from ssmspec.measure.advice import advise
 from ssmspec.measure.capacity_checks import capacity_checks
 from ssmspec.measure.checks import Check, traffic_checks
 from ssmspec.measure.report import Report
+from ssmspec.measure.speeds import measured
 from ssmspec.measure.sweep import Part, Row
 
-from . import output, parse
+from . import output, parse, table
 from .console import progress
 from .options import OUTPUTS, Options, flag
 from .parse import Study
@@ -26,6 +27,10 @@ NOTES = {
     " Export: what one request's state takes on the host.",
     Part.CAPACITY: "Capacity: a request at its full context, on one GPU; sizes as vLLM 0.33.0's planner sets them.",
 }
+SPEEDS = (
+    f"{table.SPEED}: how many times as fast a whole layer's step is as with vLLM 0.33.0's own kernels, with the ring that"
+    f" is best, as measured on an {measured().device} at {measured().batch} requests (docs/benchmarks.md)."
+)
 
 
 def run(ctx: typer.Context, o: Options, *parts: Part) -> None:
@@ -80,4 +85,5 @@ def _checks(o: Options, parts: Sequence[Part]) -> list[Check]:
 def _notes(study: Study, rows: Sequence[Row], parts: Sequence[Part]) -> list[str]:
     """What the numbers are of, the defaults that the model's config left open, and what the planner had to say."""
     said = Counter(note for row in rows if row.capacity for note in row.capacity.notes)
-    return [*(NOTES[part] for part in parts), *study.model.notes, *said]
+    timed = [SPEEDS] if Part.TRAFFIC in parts and any(row.speed for row in rows) else []
+    return [*(NOTES[part] for part in parts), *timed, *study.model.notes, *said]

@@ -15,11 +15,14 @@ _NAMES = ("preset", "arch", "Hub id", "what", "found", "policy", "mode", "check"
 LEFT = (*_NAMES, "match", "first difference", "limit", "note")
 WRAPPED, WRAP = ("note", "found"), 24  # columns whose cells may wrap, and where at the earliest
 GAP = 2  # between columns
+SPEED = "vs vLLM"
+OPTIONAL = ("note", SPEED)  # columns that are left out where they are empty
 
 
 def squared(table: Sequence[Cells]) -> list[Cells]:
-    """Every row with every column, but for notes where there is none."""
-    titles = list(dict.fromkeys(title for row in table for title in row if title != "note" or row[title]))
+    """Every row with every column, but for those of OPTIONAL that are empty."""
+    said = {title for row in table for title in row if title not in OPTIONAL or row[title]}
+    titles = [title for title in dict.fromkeys(title for row in table for title in row) if title in said]
     return [{title: row.get(title, "") for title in titles} for row in table]
 
 

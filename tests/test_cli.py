@@ -158,6 +158,7 @@ def test_the_table_has_the_promised_columns() -> None:
         "read MB",
         "write MB",
         "vs native",
+        "vs vLLM",
         "MiB/request",
         "that fit",
         "note",

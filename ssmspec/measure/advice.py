@@ -6,7 +6,6 @@ from math import ceil
 
 from ssmspec.measure import speeds
 from ssmspec.measure.curves import MARGIN, Curve, over_drafts
-from ssmspec.measure.speeds import Speed
 from ssmspec.measure.sweep import Row
 
 # Conv, verify and norm of vLLM 0.33.0 for one request, T=4, Qwen3.5-4B's layer, measured on one H200; and its bandwidth.
@@ -66,16 +65,12 @@ def _best(rows: Sequence[Row]) -> Row | None:
     if others[0].traffic is None:
         most = max(rows, key=_held)  # the first of equals, and native comes first
         return most if most.policy != "native" else None
-    timed = [(speed.times, row) for row in others if (speed := _speed(row))]
+    timed = [(speed.times, row) for row in others if (speed := row.speed)]
     if timed:
         times, fastest = max(timed, key=lambda pair: pair[0])
         return fastest if times >= 1 + MARGIN else None
     best = min(others, key=_vs_native)
     return None if _vs_native(best) > 1 - MARGIN else best
-
-
-def _speed(row: Row) -> Speed | None:
-    return speeds.measured().of(row.policy, row.case.model.geometry, row.window)
 
 
 def _held(row: Row) -> int:
@@ -92,7 +87,7 @@ def _gains(taken: Sequence[Row]) -> str:
     if taken[0].traffic is None:
         return ""
     text = f": {_span([_vs_native(row) for row in taken])} of native's bytes"
-    found = [speed for row in taken if (speed := _speed(row))]
+    found = [speed for row in taken if (speed := row.speed)]
     if len(found) < len(taken):
         return text
     (first, *more), table = taken, speeds.measured()

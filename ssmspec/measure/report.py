@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmspec.measure.checks import Check
 from ssmspec.measure.environment import record
+from ssmspec.measure.speeds import measured
 from ssmspec.measure.sweep import Row
 from ssmspec.model import Model
 from ssmspec.runtime.setup import Setup
@@ -131,11 +132,21 @@ def row_data(row: Row) -> dict[str, Any]:
     if row.traffic is not None:
         t = row.traffic
         found["traffic"] = asdict(t) | {"read": t.read, "write": t.write, "vs_native": t.vs_native}
+        found["speed"] = _speed_data(row)
         found["traffic"] |= dict(zip(("model_step_read", "model_step_write"), row.model_step, strict=True))
     if row.capacity is not None:
         found["capacity"] = _capacity_data(row)
     found["note"] = row.note
     return found
+
+
+def _speed_data(row: Row) -> dict[str, Any]:
+    """Of the fastest ring, and of which GPU; nulls where no such layer was timed."""
+    names = ("times", "ring", "window")
+    table, speed = measured(), row.speed
+    if speed is None:
+        return dict.fromkeys(("device", "batch", *names))
+    return {"device": table.device, "batch": table.batch, **{name: getattr(speed, name) for name in names}}
 
 
 def exact_data(e: "Exactness") -> dict[str, Any]:

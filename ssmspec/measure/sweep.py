@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Geometry, Mode, Window
-from ssmspec.measure import capacity, traffic
+from ssmspec.measure import capacity, speeds, traffic
 from ssmspec.measure.capacity import CapacityResult, Reuse, Settings
 from ssmspec.measure.expected import Expected, expected
 from ssmspec.measure.planner import CacheMode
+from ssmspec.measure.speeds import Speed
 from ssmspec.measure.traffic import Traffic
 from ssmspec.model import Model
 from ssmspec.runtime.setup import reduced
@@ -80,6 +81,13 @@ class Row:
         """Bytes (read, written) by all recurrent layers of one rank in one step of the batch."""
         assert self.traffic is not None
         return self.traffic.model_step(self.case.batch)
+
+    @property
+    def speed(self) -> Speed | None:
+        """Of a whole layer beside vLLM's own kernels, where layers like these were timed."""
+        if self.mode is None:
+            return None
+        return speeds.measured().of(self.policy, self.case.model.geometry, self.window)
 
     @property
     def ok(self) -> bool:
