@@ -136,13 +136,18 @@ def test_an_engine_argument_that_is_no_json_is_refused() -> None:
     assert "--engine is not JSON" in found.stderr
 
 
-def test_a_process_plays_a_scenario_into_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("logprobs", [2, None])
+def test_a_process_plays_a_scenario_into_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logprobs: int | None
+) -> None:
     class LLM:
         def __init__(self, **arguments: object) -> None:
             assert arguments["model"] == "m"
 
         def generate(self, prompts: list[Json], params: list[Json], use_tqdm: bool) -> list[Any]:
-            completion = SimpleNamespace(token_ids=[4, 5], logprobs=[{4: SimpleNamespace(logprob=-1.0)}])
+            assert all(p["logprobs"] == logprobs for p in params)
+            known = [{4: SimpleNamespace(logprob=-1.0)}] if logprobs else None
+            completion = SimpleNamespace(token_ids=[4, 5], logprobs=known)
             return [SimpleNamespace(outputs=[completion], num_cached_tokens=0) for _ in prompts]
 
         def collective_rpc(self, name: str) -> list[Json]:
@@ -156,10 +161,13 @@ def test_a_process_plays_a_scenario_into_a_file(monkeypatch: pytest.MonkeyPatch,
     scenario = {
         "engine": {"model": "m", "additional_config": {"ssmspec": {"policy": "recover"}}},
         "waves": [{"prompts": [[1], [2]], "max_tokens": [2, 2]}],
+        **({} if logprobs else {"logprobs": None}),
     }
     (tmp_path / "in.json").write_text(json.dumps(scenario))
     play.main(tmp_path / "in.json", tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["waves"] == [[{"tokens": [4, 5], "logprobs": [{"4": -1.0}], "cached": 0}] * 2]
+    kept = [{"4": -1.0}] if logprobs else []
+    assert found["waves"] == [[{"tokens": [4, 5], "logprobs": kept, "cached": 0}] * 2]
+    assert len(found["seconds"]["waves"]) == 1
     assert found["report"] == [{"asked": "ssmspec_report"}]
     assert found["metrics"] == {"a": 3, "b": [1, 2]}

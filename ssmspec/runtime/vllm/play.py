@@ -17,29 +17,33 @@ Json = dict[str, Any]
 
 def play(scenario: Json) -> Json:
     """``scenario``: "engine", the arguments of vLLM's LLM; "waves", each {"prompts": [[token]], "max_tokens": [n]}, played one
-    after another.
+    after another; "logprobs", how many of each token are kept (2 where nothing is said, none where it is null).
 
-    Returns per wave the requests' tokens, logprobs and cached prompt tokens; seconds; what the worker and vLLM's
-    metrics report; and how many requests of the full length fit.
+    Returns per wave the requests' tokens, logprobs and cached prompt tokens; seconds; and what the worker and vLLM's
+    metrics report.
     """
     vllm = import_module("vllm")
     start = time.monotonic()
     llm = vllm.LLM(**scenario["engine"])
     up = time.monotonic()
-    waves = []
+    logprobs = scenario.get("logprobs", 2)
+    waves, seconds = [], []
     for wave in scenario["waves"]:
         params = [
             vllm.SamplingParams(
-                temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=2, seed=i
+                temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=logprobs, seed=i
             )
             for i, n in enumerate(wave["max_tokens"])
         ]
         prompts = [{"prompt_token_ids": tokens} for tokens in wave["prompts"]]
-        waves.append([_request(o) for o in llm.generate(prompts, params, use_tqdm=False)])
+        begin = time.monotonic()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        seconds.append(time.monotonic() - begin)
+        waves.append([_request(o) for o in outputs])
     served = scenario["engine"].get("additional_config", {}).get(KEY, {}).get("policy", "native") != "native"
     return {
         "waves": waves,
-        "seconds": {"start": up - start, "play": time.monotonic() - up},
+        "seconds": {"start": up - start, "play": time.monotonic() - up, "waves": seconds},
         "report": llm.collective_rpc("ssmspec_report") if served else [],
         "metrics": {m.name: getattr(m, "value", getattr(m, "values", None)) for m in llm.get_metrics()},
     }
@@ -47,7 +51,7 @@ def play(scenario: Json) -> Json:
 
 def _request(output: Any) -> Json:
     completion = output.outputs[0]
-    logprobs = [{str(t): p.logprob for t, p in sorted(step.items())} for step in completion.logprobs]
+    logprobs = [{str(t): p.logprob for t, p in sorted(step.items())} for step in completion.logprobs or []]
     return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
 
 
