@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -15,11 +16,26 @@ MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # tor
 
 
 def install() -> None:
-    """Wrap the three places that vLLM offers no hook for. Idempotent."""
-    engine_args, vllm_config = compat.resolve("EngineArgs"), compat.resolve("VllmConfig")
-    _wrap(engine_args, "add_cli_args", _add_cli_args, staticmethod)
-    _wrap(engine_args, "from_cli_args", _from_cli_args, classmethod)
-    _wrap(vllm_config, "__post_init__", _post_init, lambda f: f)
+    """Wrap the three places that vLLM offers no hook for. Idempotent.
+
+    A vLLM that lacks one is left as it is, with a warning; RuntimeError where the environment asks for a policy.
+    """
+    places = (
+        ("EngineArgs", "add_cli_args", _add_cli_args, staticmethod),
+        ("EngineArgs", "from_cli_args", _from_cli_args, classmethod),
+        ("VllmConfig", "__post_init__", _post_init, lambda f: f),
+    )
+    try:
+        for owner, name, _, _ in places:
+            if not hasattr(compat.resolve(owner), name):
+                raise RuntimeError(f"this vLLM has no {owner}.{name}, which ssmspec needs")
+    except RuntimeError as error:
+        if not config.resolve({}, {}, os.environ).stock:
+            raise
+        warnings.warn(f"{error}: no policy is served, whatever additional_config asks for", stacklevel=2)
+        return
+    for owner, name, wrapper, kind in places:
+        _wrap(compat.resolve(owner), name, wrapper, kind)
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], kind: Callable[[Any], Any]) -> None:

@@ -59,7 +59,15 @@ def _off(value: Any) -> bool:
     return not value
 
 
-def _size(flag: str, why: str) -> Rule:
+def _never(flag: str, path: str, why: str) -> Rule:
+    return Rule(flag, path, _off, "false", why)
+
+
+def _without(flag: str, path: str, why: str) -> Rule:
+    return Rule(flag, path, _absent, "none", why)
+
+
+def _alone(flag: str, why: str) -> Rule:
     return Rule(f"--{flag}", f"parallel_config.{flag.replace('-', '_')}", _is(1), "1", why)
 
 
@@ -93,11 +101,9 @@ RULES = (
         " or ".join(METHODS),
         "no other way of drafting has been checked",
     ),
-    Rule(
+    _never(
         "--speculative-config.enable_adaptive_verification",
         "speculative_config.enable_adaptive_verification",
-        _off,
-        "false",
         "it moves window ends on the device after they were staged",
     ),
     Rule(
@@ -107,17 +113,11 @@ RULES = (
         "num_speculative_tokens alone",
         "the window length is fixed when records are allocated",
     ),
-    _size("pipeline-parallel-size", "a later step is staged before the earlier one is committed"),
-    _size("data-parallel-size", LONELY),
-    _size("decode-context-parallel-size", LONELY),
-    _size("prefill-context-parallel-size", LONELY),
-    Rule(
-        "--enable-dbo",
-        "parallel_config.enable_dbo",
-        _off,
-        "false",
-        "two half batches share one set of cursors",
-    ),
+    _alone("pipeline-parallel-size", "a later step is staged before the earlier one is committed"),
+    _alone("data-parallel-size", LONELY),
+    _alone("decode-context-parallel-size", LONELY),
+    _alone("prefill-context-parallel-size", LONELY),
+    _never("--enable-dbo", "parallel_config.enable_dbo", "two half batches share one set of cursors"),
     Rule(
         "--worker-extension-cls",
         "parallel_config.worker_extension_cls",
@@ -125,40 +125,22 @@ RULES = (
         "none",
         "the counters are read through that class",
     ),
-    Rule(
-        "--kv-offloading-size",
-        "cache_config.kv_offloading_size",
-        _absent,
-        "none",
-        "an offloaded page may lag",
-    ),
-    Rule(
+    _without("--kv-offloading-size", "cache_config.kv_offloading_size", "an offloaded page may lag"),
+    _without(
         "--kv-transfer-config",
         "kv_transfer_config",
-        _absent,
-        "none",
         "a page that is sent away may lag behind its records",
     ),
-    Rule(
+    _never(
         "--enable-sleep-mode",
         "model_config.enable_sleep_mode",
-        _off,
-        "false",
         "records are not put to sleep and woken with the pages",
     ),
-    Rule("--enable-lora", "lora_config", _absent, "none", "it has not been checked"),
-    Rule(
-        "--use-replayssm",
-        "cache_config.use_replayssm",
-        _off,
-        "false",
-        "it selects vLLM's own replay for other layers",
-    ),
-    Rule(
+    _without("--enable-lora", "lora_config", "it has not been checked"),
+    _never("--use-replayssm", "cache_config.use_replayssm", "it selects vLLM's own replay for other layers"),
+    _never(
         "--enable-mamba-cache-stochastic-rounding",
         "mamba_config.enable_stochastic_rounding",
-        _off,
-        "false",
         "vLLM's and our draws differ",
     ),
     Rule(
@@ -168,11 +150,9 @@ RULES = (
         "align",
         "states are kept at block boundaries only",
     ),
-    Rule(
+    _never(
         "--enable-mamba-shared-prefix-checkpoint",
         "cache_config.enable_mamba_shared_prefix_checkpoint",
-        _off,
-        "false",
         "its extra checkpoints are written by stock kernels only",
     ),
     Rule(

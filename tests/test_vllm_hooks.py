@@ -1,0 +1,44 @@
+"""On a vLLM without one of the places that the plugin wraps, a stock server starts as it is, and a policy does not."""
+
+from typing import Any
+
+import pytest
+
+from ssmspec.runtime.vllm import compat, hooks
+
+
+class EngineArgs:
+    @staticmethod
+    def add_cli_args(parser: Any) -> Any:
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: Any) -> Any:
+        return args
+
+
+@pytest.fixture(params=["EngineArgs", "VllmConfig", "VllmConfig.__post_init__"])
+def lacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What this vLLM does not have."""
+    there = {"EngineArgs": EngineArgs, "VllmConfig": type("VllmConfig", (), {})}
+
+    def resolve(name: str) -> Any:
+        if name == request.param:
+            raise RuntimeError(f"this vLLM has no {name}, which ssmspec needs")
+        return there[name]
+
+    monkeypatch.setattr(compat, "resolve", resolve)
+    name: str = request.param
+    return name
+
+
+def test_a_stock_server_starts_unchanged_with_a_warning(lacking: str) -> None:
+    with pytest.warns(UserWarning, match=f"no {lacking}, .*: no policy is served"):
+        hooks.install()
+    assert not hasattr(EngineArgs.from_cli_args, "by_ssmspec")
+
+
+def test_a_policy_of_the_environment_is_an_error(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSMSPEC_POLICY", "recover")
+    with pytest.raises(RuntimeError, match=f"no {lacking}, which ssmspec needs"):
+        hooks.install()
