@@ -26,7 +26,7 @@ def play(scenario: Json, tell: Callable[[str], None], limit: float) -> Json:
     ``tell`` hears the log's last line."""
     if importlib.util.find_spec("vllm") is None:
         raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
-    with _unwound_by_sigterm(), tempfile.TemporaryDirectory() as folder:
+    with _unwound_by_sigterm(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, target, log = (Path(folder) / name for name in ("in.json", "out.json", "log"))
         source.write_text(json.dumps(scenario))
         end = time.monotonic() + limit
@@ -53,11 +53,12 @@ def play(scenario: Json, tell: Callable[[str], None], limit: float) -> Json:
 @contextmanager
 def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process, and behind it the end of all that it started. They write to a file: a pipe stays open as long as one of
-    an engine's processes lives. Its input is a pipe that closes with this process, however that ends."""
+    an engine's processes lives. Its input is a pipe that closes with this process, however that ends. What it leaves in its
+    folder of temporary files is the log's folder's."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command,
-            env={KERNEL: "triton", **os.environ},
+            env={KERNEL: "triton", **os.environ, "TMPDIR": str(log.parent)},
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,

@@ -55,9 +55,10 @@ engine.PLAYER = ("-c", sys.argv[1])
 engine.play({"waves": []}, lambda line: print(line, flush=True), 60)
 """
 ENGINE = """
-import subprocess, time
+import subprocess, tempfile, time
 from ssmspec.runtime.vllm.play import end_with_caller
 end_with_caller()
+tempfile.mkdtemp()
 print("engine", subprocess.Popen(["sleep", "600"]).pid, flush=True)
 time.sleep(600)
 """
