@@ -46,6 +46,15 @@ TAILS = [
 RETAIN = {"prefix_cache_retention_interval": BLOCK}  # by default vLLM keeps the states of prompts only
 SHORT = [{"lengths": [1, 2, 65, 100], "max_tokens": [30, 24, 32, 16]}]
 
+# the first two are aborted, one of them with its first tokens, while two wait for a slot; the rest play on
+ABORTED = [
+    {
+        "lengths": [100, 65, 64, 30, 127, 3, 40, 1, 66, 2],
+        "max_tokens": [40, 40, 30, 30, 30, 30, 30, 30, 20, 20],
+        "abort": [[0, 9], [1, 1]],
+    }
+]
+
 # three or four requests do not fit: some are preempted and start again. Plain greedy drafting, whose tokens are the
 # target's own whatever was drafted
 CROWD = [{"lengths": [129, 130, 131, 132], "max_tokens": [130, 130, 130, 130]}]

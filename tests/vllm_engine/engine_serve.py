@@ -37,11 +37,29 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
             SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=3, seed=i)
             for i, n in enumerate(wave["max_tokens"])
         ]
-        outputs = llm.generate(batch, params, use_tqdm=False)
+        if "abort" in wave:
+            outputs = _stepped(llm.llm_engine, batch, params, dict(wave["abort"]))
+        else:
+            outputs = llm.generate(batch, params, use_tqdm=False)
         waves.append([_request(o) for o in outputs])
     report = llm.collective_rpc("ssmspec_report")[0] if scenario["report"] else None
     metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
     return {"waves": waves, "report": report, "preemptions": int(metrics.get("vllm:num_preemptions") or 0)}
+
+
+def _stepped(engine: Any, batch: list[Any], params: list[Any], after: dict[int, int]) -> list[Any]:
+    """The last output of each request; those of ``after`` are aborted once they have that many tokens."""
+    for i, (prompt, how) in enumerate(zip(batch, params, strict=True)):
+        engine.add_request(f"stepped-{i}", prompt, how)
+    last: dict[int, Any] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            i = int(output.request_id.split("-")[1])
+            last[i] = output
+            if len(output.outputs[0].token_ids) >= after.get(i, sys.maxsize):
+                del after[i]
+                engine.abort_request([output.request_id])
+    return [last[i] for i in range(len(batch))]
 
 
 def _request(output: Any) -> dict[str, Any]:

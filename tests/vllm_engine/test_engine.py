@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from engine_scenarios import (
+    ABORTED,
     BLOCK,
     CLOSE,
     GAP,
@@ -37,7 +38,7 @@ SCENARIOS: Scenarios = {
     ),
     "fp32": (("native", "checkpointing", "stock"), SHORT, FP32),
     "qwen3.5": (("native", "recover", "every-step"), SHORT, {"async_scheduling": True}),
-    "drafter": (("native", "checkpointing"), SHORT, FP32),
+    "drafter": (("native", "checkpointing"), SHORT + ABORTED, FP32),
     "qwen3.5 on two ranks": (
         ("native", "checkpointing"),
         SHORT,
@@ -70,6 +71,13 @@ def test_a_request_goes_on_from_a_boundary_that_was_crossed_while_drafting(
 def test_a_prefix_hit_of_all_but_one_token_starts_with_a_window(played: Played) -> None:
     first = played("ngram", "checkpointing")["waves"][1][0]
     assert first["cached"] == len(first["prompt"]) - 1
+
+
+def test_aborted_requests_leave_their_slots_to_others(played: Played) -> None:
+    """What all of them generate, the slots' next requests too, is native's: see above."""
+    limits = ABORTED[0]["max_tokens"]
+    made = [len(request["tokens"]) for request in played("drafter", "checkpointing")["waves"][-1]]
+    assert [n < limit for n, limit in zip(made, limits, strict=True)] == [True] * 2 + [False] * 8
 
 
 def test_the_baseline_is_close_to_vllms_own_kernels(played: Played) -> None:
