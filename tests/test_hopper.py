@@ -42,6 +42,16 @@ def test_a_window_has_the_values_of_the_reference(
     _has_the_references_values(gdn(store, h, hv), policy, t, Draw(seed), order)
 
 
+@pytest.mark.parametrize(("policy", "store"), [("every-step", DType.BF16), ("checkpointing", DType.FP32)])
+def test_keys_that_serve_all_tiles_of_a_head_give_the_same(
+    on_cpu: None, policy: str, store: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long windows of many heads take them: a program has the tiles of a head in a row."""
+    monkeypatch.setattr(hopper, "LONG", 1)
+    monkeypatch.setattr(hopper, "MANY", 1)
+    _has_the_references_values(gdn(store, 1, 2), policy, 4, Draw(3), Order.CHAIN)
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("arch", [Arch.KDA, Arch.MAMBA2])
 @pytest.mark.parametrize(

@@ -18,6 +18,10 @@ from ssmspec.kernels.hopper_shape import Order, Shape, power_of_2
 
 HEAD = {Arch.GDN: (128, 128), Arch.KDA: (128, 128), Arch.MAMBA2: (128, 64)}  # K and V
 MAX_LEN = 16
+LONG, MANY = (
+    8,
+    2048,
+)  # tokens, and heads of a batch, from which on a program takes all tiles of a head in a row
 STATES = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 
 
@@ -71,14 +75,16 @@ def shape_of(
     snapshots: Tensor | None,
 ) -> tuple[Cut, Shape]:
     """How a window is cut up, and what its kernel is compiled for."""
-    how = cut(g, x.v.shape[1], x.v.shape[0], history is not None)
+    batch, tokens = x.v.shape[:2]
+    how = cut(g, tokens, batch, history is not None)
+    shared = tokens >= LONG and batch * g.num_v_heads >= MANY
     return how, Shape(
         ARCH=str(g.arch),
         H=g.num_k_heads,
         HV=g.num_v_heads,
         K=g.head_k,
         V=g.head_v,
-        T=x.v.shape[1],
+        T=tokens,
         R=layer.capacity if layer.records and snapshots is None else 0,
         HISTORY=0 if history is None else power_of_2(max(history.limit, w.max_len)),
         ENDS=history is not None and history.ends is not None,
@@ -87,6 +93,7 @@ def shape_of(
         ORDER=order,
         BV=how.BV,
         WARPS=how.WARPS,
+        SHARED=g.head_v // how.BV if shared else 1,
     )
 
 

@@ -106,6 +106,13 @@ def slot_of(row):
 
 
 @gluon.jit
+def nth(i, c: gl.constexpr):
+    """A program's i-th tile: SHARED neighbours, then those further on."""
+    turn = gl.program_id(0) + (i // c.SHARED) * gl.num_programs(0)
+    return turn * c.SHARED + i % c.SHARED
+
+
+@gluon.jit
 def place(tile, c: gl.constexpr):
     """Batch row, value head and first V row of a tile."""
     at = tile.to(gl.uint32)
@@ -159,9 +166,9 @@ def _fetch_channels(into, vectors, token, step, live, ROWS: gl.constexpr, c: gl.
 
 
 @gluon.jit
-def fetch_window(s, buffer, x, strides, prepared, row, tile, c: gl.constexpr):
-    """Raw q and k, v, norms and gates. Rows behind the window's end are not read."""
-    b, hv, first = place(tile, c)
+def fetch_tokens(s, x, strides, row, tile, c: gl.constexpr):
+    """Raw q and k. Rows behind the window's end are not read."""
+    b, hv, _ = place(tile, c)
     h = hv // c.GROUP
     WIDE: gl.constexpr = c.lines(c.K, x.k.dtype.element_ty.primitive_bitwidth // 8)
     t = gl.arange(0, c.WINDOW, layout=gl.SliceLayout(1, WIDE))[:, None]
@@ -169,6 +176,12 @@ def fetch_window(s, buffer, x, strides, prepared, row, tile, c: gl.constexpr):
     live = t < field(row, LEN)
     async_load(s.raw_k, x.k + (b * strides.k[0] + h * strides.k[2] + (t * strides.k[1] + k)), mask=live)
     async_load(s.raw_q, x.q + (b * strides.q[0] + h * strides.q[2] + (t * strides.q[1] + k)), mask=live)
+
+
+@gluon.jit
+def fetch_window(s, buffer, x, strides, prepared, row, tile, c: gl.constexpr):
+    """v, norms and gates. Rows behind the window's end are not read."""
+    b, hv, first = place(tile, c)
     NARROW: gl.constexpr = c.lines(c.BV, x.v.dtype.element_ty.primitive_bitwidth // 8)
     t = gl.arange(0, c.WINDOW, layout=gl.SliceLayout(1, NARROW))[:, None]
     v = gl.arange(0, c.BV, layout=gl.SliceLayout(0, NARROW))[None, :]

@@ -55,6 +55,7 @@ class Shape:
     BV: int = 64
     LANES: int = 8  # over K
     WARPS: int = 4
+    SHARED: int = 1  # tiles of a head that a program takes in a row, with keys and queries normed once
     REVISION: str = REVISION
 
     @property

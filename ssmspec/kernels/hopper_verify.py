@@ -21,10 +21,12 @@ from ssmspec.kernels.hopper_fetch import (
     allocate_past,
     fetch_keys,
     fetch_row,
+    fetch_tokens,
     fetch_updates,
     fetch_window,
     fetched_row,
     field,
+    nth,
     place,
     position,
     read_row,
@@ -166,31 +168,37 @@ def verify_window(
     if c.HISTORY:
         past = allocate_past(records, c)
     v = gl.arange(0, c.BV, layout=c.spread(c.TURNS))
-    tile = gl.program_id(0)
-    step = gl.num_programs(0)
+    SHARED: gl.constexpr = c.SHARED
+    i = 0
+    tile = nth(i, c)
     row, ends = read_row(prepared.rows, tile, num_tiles, c)
-    fetch_row(s, prepared.rows, tile + step, num_tiles, c)
+    fetch_row(s, prepared.rows, nth(i + 1, c), num_tiles, c)
     if field(row, LEN) > 0:
         _, hv, first = place(tile, c)
         async_load(s.state, state_at(state, state_stride, row >> ROW, hv, first, LINES, c))
+        fetch_tokens(s, x, strides, row, tile, c)
         fetch_window(s, 0, x, strides, prepared, row, tile, c)
         if c.HISTORY:
             fetch_keys(past, records, record_strides, row, tile, c)
             fetch_updates(past, records, record_strides, row, tile, c)
     async_copy.commit_group()
-    buffer = 0
     while tile < num_tiles:
         async_copy.wait_group(0)
         h = s.state.load(TILE).to(gl.float32)
-        _normalise(s, past, buffer, c)
-        next_row, next_ends = fetched_row(s, tile + step, num_tiles, c)
-        fetch_row(s, prepared.rows, tile + 2 * step, num_tiles, c)
+        buffer = i % 2
+        if i % SHARED == 0:
+            _normalise(s, past, buffer, c)
+        next_tile = nth(i + 1, c)
+        next_row, next_ends = fetched_row(s, next_tile, num_tiles, c)
+        fetch_row(s, prepared.rows, nth(i + 2, c), num_tiles, c)
         if field(next_row, LEN) > 0:
-            _, hv, first = place(tile + step, c)
+            _, hv, first = place(next_tile, c)
             async_load(s.state, state_at(state, state_stride, next_row >> ROW, hv, first, LINES, c))
-            fetch_window(s, 1 - buffer, x, strides, prepared, next_row, tile + step, c)
-            if c.HISTORY:
-                fetch_keys(past, records, record_strides, next_row, tile + step, c)
+            if (i + 1) % SHARED == 0:
+                fetch_tokens(s, x, strides, next_row, next_tile, c)
+                if c.HISTORY:
+                    fetch_keys(past, records, record_strides, next_row, next_tile, c)
+            fetch_window(s, 1 - buffer, x, strides, prepared, next_row, next_tile, c)
         b, hv, first = place(tile, c)
         skip = None if D is None else gl.load(D + hv)
         count = field(row, COUNT)
@@ -198,7 +206,7 @@ def verify_window(
             barrier()
             h = _replay(h, past, count, ends, DTYPE, c)
             if field(next_row, LEN) > 0:
-                fetch_updates(past, records, record_strides, next_row, tile + step, c)
+                fetch_updates(past, records, record_strides, next_row, next_tile, c)
             if (field(row, FLUSH) & 1) != 0:
                 h = _rounded(h, DTYPE)
                 gl.store(state_at(state, state_stride, row >> ROW, hv, first, TILE, c), h.to(DTYPE))
@@ -219,6 +227,6 @@ def verify_window(
                 gl.store(p_c, u.to(updates_of(records, c).dtype.element_ty))
         for t in range(field(row, LEN), c.T):
             gl.store(p_out + t * (c.HV * c.V), gl.full([c.BV], 0, out.dtype.element_ty, v.type.layout))
-        buffer = 1 - buffer
-        tile += step
+        i += 1
+        tile = next_tile
         row, ends = next_row, next_ends
