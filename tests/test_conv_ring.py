@@ -168,3 +168,14 @@ def test_silu_of_every_finite_number_has_torchs_bits() -> None:
         want, got = torch.nn.functional.silu(y), silu_of(y)
         same = (want.view(torch.int32) == got.view(torch.int32)) | (want.isnan() & got.isnan())
         assert (same | (y.abs() < 2.0**-120) | y.isinf()).all(), y[~same][:3]
+
+
+@pytest.mark.skipif(not ON_GPU, reason="approximations of a GPU")
+def test_fast_modes_silu_is_right_to_21_bits_of_its_argument() -> None:
+    """Every bf16 number, and as many between them."""
+    from silu_everywhere import silu_of
+
+    y = torch.arange(0, 2**32, 2**11, device=DEVICE).to(torch.int32).view(torch.float32)
+    y = torch.where(y.isfinite(), y, 0.0)
+    want, got = torch.nn.functional.silu(y.double()), silu_of(y, fast=True)
+    assert ((got - want).abs() <= 2.0**-21 * y.double().abs()).all()

@@ -21,6 +21,7 @@ class Shape(NamedTuple):
     PT: int  # T, to a power of 2
     BLOCK: int
     COMPILED: bool
+    FAST: bool  # silu of fast mode
 
 
 @triton.jit
@@ -38,6 +39,12 @@ def silu(y, COMPILED: tl.constexpr):
     dividend = y * 0.25
     q = dividend * r
     return tl.fma(tl.fma(-tl.minimum(divisor, 1e38), q, dividend), r, q)
+
+
+@triton.jit
+def fast_silu(y):
+    """The same to 2^-21 of y, in a third of the instructions. Rounded to 16 bits it is seldom another number."""
+    return y * _reciprocal(1.0 + tl.exp2(y * -1.4426950408889634))
 
 
 @triton.jit
@@ -105,4 +112,4 @@ def output(inputs, taps, t: tl.constexpr, c: tl.constexpr):
         y = add_product(y, inputs[t + tap * c.DILATION], taps[tap])
     if len(taps) > W:
         y += taps[W].to(tl.float32)
-    return silu(y, c.COMPILED)
+    return fast_silu(y) if c.FAST & c.COMPILED else silu(y, c.COMPILED)

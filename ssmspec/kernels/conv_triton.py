@@ -116,8 +116,20 @@ class ConvRing(ConvWindow):
         """What a slot holds: the inputs of a ConvWindow, and their cursor."""
         return layout.conv(conv, max_len, act_dtype, name), layout.cursor(f"{name}_at")
 
-    def verify(self, layer: int, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [B, T, D] with neighbouring channels -> silu(conv(x)) [B, T, D]; zero on null rows and behind ``lens``."""
+    def verify(
+        self,
+        layer: int,
+        step: Step,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        fast: bool = False,
+    ) -> Tensor:
+        """x [B, T, D] with neighbouring channels -> silu(conv(x)) [B, T, D]; zero on null rows and behind ``lens``.
+
+        ``fast``: with conv_math.fast_silu.
+        """
         batch, t, d = x.shape
         assert x.stride(2) == 1
         assert x.dtype == self.field.dtype
@@ -125,7 +137,7 @@ class ConvRing(ConvWindow):
         out = torch.empty(batch, t, d, dtype=x.dtype, device=x.device)
         if batch:
             few = batch <= FEW
-            c = self.shape(t, SMALL if few else BLOCK)
+            c = self.shape(t, SMALL if few else BLOCK, fast)
             convolve[(triton.cdiv(d, c.BLOCK), batch)](
                 x,
                 x.stride(0),
@@ -182,7 +194,7 @@ class ConvRing(ConvWindow):
             self.at, slots, accepted, to, mark_to, batch, 128, c, num_warps=WARPS
         )
 
-    def shape(self, rows: int, block: int) -> Shape:
+    def shape(self, rows: int, block: int, fast: bool = False) -> Shape:
         channels, ring = self.field.shape[-2:]
         return Shape(
             D=channels,
@@ -194,4 +206,5 @@ class ConvRing(ConvWindow):
             PT=power(rows),
             BLOCK=min(block, power(channels)),
             COMPILED=not triton.knobs.runtime.interpret,
+            FAST=fast,
         )

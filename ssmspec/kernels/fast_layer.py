@@ -53,6 +53,8 @@ class FastStep(LayerStep):
         ring = conv if isinstance(conv, ConvRing) and _fits(self.g, conv, layer, p, w.conv) else None
         if ring:
             x = torch.empty(p.x.shape, dtype=p.x.dtype, device=p.x.device)
+        elif isinstance(conv, ConvRing):
+            x = conv.verify(layer, step, p.x, w.conv, w.conv_bias, fast=True)
         else:
             x = conv.verify(layer, step, p.x, w.conv, w.conv_bias)
         t = Tokens.unpack(self.g, x, p.a, p.b)
@@ -82,7 +84,7 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
         return fast.couple(g, layer, x, call, at, c)
     p, field, batch = layer.params, x.ring.field[x.index], call.out.shape[0]
     how = cut(c.T, batch)
-    w = x.ring.shape(c.T, how.block)
+    w = x.ring.shape(c.T, how.block, fast=True)
     programs = c.HV // c.HEADS + triton.cdiv(c.HV * c.V, w.BLOCK) + 1
     convolve_and_couple[(programs, batch)](
         call.w,
