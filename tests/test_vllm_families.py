@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -42,6 +43,25 @@ class Pluggable:
         return lambda layer: cls.registered.update({name: layer})
 
 
+@dataclass
+class Metadata:
+    """Of seven tokens, two of them padding: a window of two, a prompt of two, a window of one."""
+
+    num_prefills: int = 1
+    num_actual_tokens: int = 5
+    num_spec_decodes: int = 2
+    num_spec_decode_tokens: int = 3
+    num_accepted_tokens: Any = (1, 1)
+    spec_sequence_masks: Any = True
+    spec_query_start_loc: Any = (0, 2, 3)
+    spec_state_indices_tensor: Any = (1, 2)
+    spec_token_indx: Tensor = field(default_factory=lambda: torch.tensor([0, 1, 4]))
+    non_spec_token_indx: Tensor = field(default_factory=lambda: torch.tensor([2, 3]))
+
+
+CONTEXT = SimpleNamespace(attn_metadata=None)
+
+
 def _class_without_content(name: str) -> Any:
     if name == "op_registry_oot":
         return Pluggable.registered
@@ -50,6 +70,7 @@ def _class_without_content(name: str) -> Any:
         "KimiLinearForCausalLM": Kimi,
         "PluggableLayer": Pluggable,
         "eager_break_during_capture": lambda function: function,
+        "get_forward_context": lambda: CONTEXT,
     }
     return own.get(name) or type(name, (), {})
 
@@ -159,3 +180,49 @@ def test_without_any_window_the_rows_are_found_too(modules: Any) -> None:
     step = Step(modules, [True, False, False])
     step.state._settle_late(step.input, step.batch(0))
     assert step.settled == [([2, 3], [10, 21])]
+
+
+class Split:
+    """What a layer's windows and vLLM's own method are given of a batch, and what comes out."""
+
+    def __init__(self, modules: Any, metadata: Metadata | None) -> None:
+        CONTEXT.attn_metadata = None if metadata is None else {"layer": metadata, "other": 1}
+        layer = object.__new__(modules.kda.KimiDeltaAttention)
+        layer.prefix, out = "layer", torch.zeros(7, dtype=torch.int64)
+        self.ours: list[int] = []
+        self.theirs: list[int] = []
+        self.seen: Any = None
+        layer.split((torch.arange(7), torch.arange(7)), out, self._ours, self._theirs)
+        self.out = out.tolist()
+
+    def _ours(self, packed: Any, x: Tensor, y: Tensor) -> Tensor:
+        assert (packed.starts, packed.blocks) == ((0, 2, 3), (1, 2))
+        self.ours = x.tolist()
+        return x + y + 10
+
+    def _theirs(self, x: Tensor, y: Tensor, out: Tensor) -> None:
+        self.theirs, self.seen = x.tolist(), CONTEXT.attn_metadata
+        out.copy_(x + y + 20)
+
+
+def test_windows_and_prompts_of_a_batch_come_back_to_their_tokens(modules: Any) -> None:
+    metadata = Metadata()
+    split = Split(modules, metadata)
+    assert (split.ours, split.theirs) == ([0, 1, 4], [2, 3])
+    assert split.out == [10, 12, 24, 26, 18, 0, 0]
+    seen = split.seen["layer"]
+    assert (seen.spec_sequence_masks, seen.num_spec_decodes, seen.num_actual_tokens) == (None, 0, 2)
+    assert split.seen["other"] == 1
+    assert CONTEXT.attn_metadata["layer"] is metadata
+
+
+def test_of_windows_alone_padding_is_left_alone(modules: Any) -> None:
+    split = Split(modules, replace(Metadata(), num_prefills=0))
+    assert (split.ours, split.theirs) == ([0, 1, 2, 3, 4], [])
+    assert split.out == [10, 12, 14, 16, 18, 0, 0]
+
+
+@pytest.mark.parametrize("metadata", [None, replace(Metadata(), spec_sequence_masks=None)])
+def test_a_batch_without_windows_is_vllms(modules: Any, metadata: Metadata | None) -> None:
+    split = Split(modules, metadata)
+    assert (split.ours, split.theirs) == ([], list(range(7)))

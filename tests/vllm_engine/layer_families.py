@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder
 
 LAYER = "layers.0"
 QWEN = engine_checkpoint.CONFIGS["qwen3.5"] | {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
@@ -34,8 +33,6 @@ KIMI = {
     },
     "dtype": "bfloat16",
 }
-
-
 NEMOTRON = {
     "architectures": ["NemotronHForCausalLM"],
     "model_type": "nemotron_h",
@@ -84,22 +81,6 @@ def interpreted_exp(x):  # type: ignore[no-untyped-def]
 @triton.jit
 def interpreted_log(x):  # type: ignore[no-untyped-def]
     return tl.log(x)
-
-
-def masks_of_bool() -> None:
-    """The interpreter makes integers of a scalar condition that is combined with a tile's, and then refuses them."""
-    _mask_of_bool("create_masked_load", 1)
-    _mask_of_bool("create_masked_store", 2)
-
-
-def _mask_of_bool(name: str, place: int) -> None:
-    stock = getattr(InterpreterBuilder, name)
-
-    def masked(self: Any, *args: Any) -> Any:
-        args[place].data = args[place].data.astype(bool)
-        return stock(self, *args)
-
-    setattr(InterpreterBuilder, name, masked)
 
 
 class Gdn:
@@ -195,11 +176,12 @@ class Mamba2:
 
     @staticmethod
     def make(module: Any, config: Any, stock: bool, gated: bool) -> Any:
+        from triton_host import masks
         from vllm.model_executor.layers.mamba.ops import ssu_dispatch
 
         from ssmspec.runtime.vllm.mamba2 import Mamba2
 
-        masks_of_bool()
+        masks.install()
         ssu_dispatch._mamba_ssu_backend = ssu_dispatch.TritonSSUBackend(config.mamba_config)
         c = config.model_config.hf_text_config
         layer = (module.MambaMixer2 if stock else Mamba2)(

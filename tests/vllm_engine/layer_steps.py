@@ -93,9 +93,8 @@ class Rows:
     def windows(self) -> "Rows":
         """The others."""
         kept = [i for i in range(len(self.lens)) if i != self.prompt]
-        fields = (self.requests, self.lens, self.computed, self.accepted)
-        names = ("requests", "lens", "computed", "accepted")
-        return Rows(**{n: [f[i] for i in kept] for n, f in zip(names, fields, strict=True)})
+        fields = {n: getattr(self, n) for n in ("requests", "lens", "computed", "accepted")}
+        return Rows(**{name: [field[i] for i in kept] for name, field in fields.items()})
 
     @property
     def ends(self) -> list[int]:

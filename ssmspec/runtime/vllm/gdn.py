@@ -1,6 +1,5 @@
 """The Gated DeltaNet layer of Qwen models under a policy."""
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,29 +10,7 @@ from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import LayerParams
 from ssmspec.kernels.gated_norm import gated_norm
 from ssmspec.runtime.vllm import compat, pages
-from ssmspec.runtime.vllm.layer import Packed, PolicyLayer
-
-
-def packed(metadata: Any) -> Packed:
-    """The windows that vLLM's metadata for these layers describes."""
-    return Packed.of(
-        metadata.num_spec_decodes,
-        metadata.spec_query_start_loc,
-        metadata.spec_state_indices_tensor,
-        metadata.num_accepted_tokens,
-    )
-
-
-def without_windows(metadata: Any, tokens: int) -> Any:
-    """The same, of the other ``tokens`` alone."""
-    return replace(
-        metadata,
-        spec_sequence_masks=None,
-        num_spec_decodes=0,
-        num_spec_decode_tokens=0,
-        num_accepted_tokens=None,
-        num_actual_tokens=tokens,
-    )
+from ssmspec.runtime.vllm.layer import Packed, PolicyLayer, packed_windows
 
 
 class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ignore[misc]
@@ -104,24 +81,7 @@ class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ig
 
     def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
         """Conv inputs [tokens, D] and gates [tokens, HV] -> ``core_attn_out`` [tokens, HV, V], padding behind."""
-        context = compat.get_forward_context()
-        metadata = (context.attn_metadata or {}).get(self.prefix)
-        if metadata is None and self.device_type == "cpu":  # a profiling run
-            return
-        if metadata is None or metadata.spec_sequence_masks is None:
-            self._stock(mixed_qkv, b, a, core_attn_out)
-            return
-        n = metadata.num_actual_tokens
-        mixed, b, a = mixed_qkv[:n], b[:n], a[:n]
-        if not metadata.num_prefills:
-            core_attn_out[:n] = self.windows(packed(metadata), mixed, a, b)
-            return
-        spec, rest = metadata.spec_token_indx.long(), metadata.non_spec_token_indx.long()
-        core_attn_out[spec] = self.windows(packed(metadata), mixed[spec], a[spec], b[spec])
-        theirs = torch.zeros_like(core_attn_out[rest])
-        with compat.metadata_replaced(context, self.prefix, without_windows(metadata, len(rest))):
-            self._stock(mixed[rest], b[rest], a[rest], theirs)
-        core_attn_out[rest] = theirs
+        self.split((mixed_qkv, a, b), core_attn_out, self.windows, self._stock)
 
     def _forward_core_decode_spec_fused_norm(
         self,
@@ -134,7 +94,7 @@ class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ig
     ) -> None:
         """As ``_forward_core``, without prompts; what goes out is normed and gated."""
         n = attn_metadata.num_actual_tokens
-        outs = self.windows(packed(attn_metadata), mixed_qkv[:n], a[:n], b[:n])
+        outs = self.windows(packed_windows(attn_metadata), mixed_qkv[:n], a[:n], b[:n])
         self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
 
     def _rms_norm_gated_cuda(self, x: Tensor, output_gate: Tensor, out: Tensor) -> None:
@@ -144,7 +104,7 @@ class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ig
         else:
             super()._rms_norm_gated_cuda(x, output_gate, out)
 
-    def _stock(self, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    def _stock(self, mixed: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
         if self.device_type == "cpu":
             compat.cpu_gdn_attention_core(mixed, b, a, out, self.prefix)
         else:

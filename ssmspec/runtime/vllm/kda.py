@@ -3,14 +3,12 @@
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import LayerParams
 from ssmspec.runtime.vllm import compat
-from ssmspec.runtime.vllm.gdn import packed, without_windows
-from ssmspec.runtime.vllm.layer import PolicyLayer
+from ssmspec.runtime.vllm.layer import Packed, PolicyLayer
 
 
 class KimiDeltaAttention(PolicyLayer, compat.KimiGatedDeltaNetAttention):  # type: ignore[misc]
@@ -40,19 +38,13 @@ class KimiDeltaAttention(PolicyLayer, compat.KimiGatedDeltaNetAttention):  # typ
     ) -> None:
         """Conv inputs [tokens, D], gates ``g1`` [1, tokens, H, K] and ``beta`` [1, tokens, H], output gate ``g2``
         [tokens, H, V] -> ``core_attn_out`` [1, tokens, H, V], normed and gated, padding behind."""
-        context = compat.get_forward_context()
-        metadata = (context.attn_metadata or {}).get(self.prefix)
-        if metadata is None or metadata.spec_sequence_masks is None:
-            super()._forward(mixed_qkv, g1, g2, beta, core_attn_out)
-            return
-        n, (out, a, b) = metadata.num_actual_tokens, (core_attn_out[0], g1[0], beta[0])
-        if not metadata.num_prefills:
-            outs = self.windows(packed(metadata), mixed_qkv[:n], a[:n], b[:n])
-            out[:n] = self.o_norm(outs, g2[:n])
-            return
-        spec, rest = metadata.spec_token_indx.long(), metadata.non_spec_token_indx.long()
-        out[spec] = self.o_norm(self.windows(packed(metadata), mixed_qkv[spec], a[spec], b[spec]), g2[spec])
-        theirs = torch.zeros_like(out[rest])
-        with compat.metadata_replaced(context, self.prefix, without_windows(metadata, len(rest))):
-            super()._forward(mixed_qkv[rest], g1[:, rest], g2[rest], beta[:, rest], theirs[None])
-        out[rest] = theirs
+        stock = super()._forward
+
+        def ours(packed: Packed, mixed: Tensor, a: Tensor, b: Tensor, gate: Tensor) -> Tensor:
+            outs: Tensor = self.o_norm(self.windows(packed, mixed, a, b), gate)
+            return outs
+
+        def theirs(mixed: Tensor, a: Tensor, b: Tensor, gate: Tensor, out: Tensor) -> None:
+            stock(mixed, a[None], gate, b[None], out[None])
+
+        self.split((mixed_qkv, g1[0], beta[0], g2), core_attn_out[0], ours, theirs)

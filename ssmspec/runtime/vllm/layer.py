@@ -33,6 +33,28 @@ class Packed:
         return cls(starts=starts[: rows + 1], blocks=blocks[:rows], accepted=accepted[:rows])
 
 
+def packed_windows(metadata: Any) -> Packed:
+    """Of a batch that GDNAttentionMetadata describes."""
+    return Packed.of(
+        metadata.num_spec_decodes,
+        metadata.spec_query_start_loc,
+        metadata.spec_state_indices_tensor,
+        metadata.num_accepted_tokens,
+    )
+
+
+def without_windows(metadata: Any, tokens: int) -> Any:
+    """The same metadata, of the other ``tokens`` alone."""
+    return replace(
+        metadata,
+        spec_sequence_masks=None,
+        num_spec_decodes=0,
+        num_spec_decode_tokens=0,
+        num_accepted_tokens=None,
+        num_actual_tokens=tokens,
+    )
+
+
 class PolicyLayer:
     """Mixed into one of vLLM's layers, in front of it; ``session`` is set when the pages are bound.
 
@@ -128,6 +150,31 @@ class PolicyLayer:
         # vLLM sorts windows to the front, where they are found without an index
         found: Tensor | slice = slice(n) if bool(mask[:n].all()) else mask.nonzero()[:, 0]
         return found
+
+    def split(
+        self,
+        inputs: tuple[Tensor, ...],
+        out: Tensor,
+        ours: Callable[..., Tensor],
+        theirs: Callable[..., None],
+    ) -> None:
+        """A batch that GDNAttentionMetadata describes: ``ours(packed, *inputs)`` of its windows and ``theirs(*inputs, out)``
+        of the rest, all [tokens, ..] -> ``out`` [tokens, ..], padding behind."""
+        context = compat.get_forward_context()
+        metadata = (context.attn_metadata or {}).get(self.prefix)
+        if metadata is None or metadata.spec_sequence_masks is None:
+            theirs(*inputs, out)
+            return
+        packed, n = packed_windows(metadata), metadata.num_actual_tokens
+        if not metadata.num_prefills:
+            out[:n] = ours(packed, *(x[:n] for x in inputs))
+            return
+        windows, rest = metadata.spec_token_indx.long(), metadata.non_spec_token_indx.long()
+        out[windows] = ours(packed, *(x[windows] for x in inputs))
+        outs = torch.zeros_like(out[rest])
+        with compat.metadata_replaced(context, self.prefix, without_windows(metadata, len(rest))):
+            theirs(*(x[rest] for x in inputs), outs)
+        out[rest] = outs
 
     def windows(self, packed: Packed, mixed: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
         """Conv inputs [tokens, D] and gates [tokens, HV, ..] of all windows -> outputs [tokens, HV, V]."""
