@@ -111,7 +111,7 @@ def play(folder: Path, scenarios: Scenarios, run_script: Callable[..., str]) -> 
         file = folder / f"{scenario}.{policy}.json"
         assert file.exists(), file.with_suffix(".log").read_text()[-3000:]
         found: Found = json.loads(file.read_text())
-        return found
+        return found | {"log": file.with_suffix(".log").read_text()}
 
     return load
 

@@ -59,6 +59,12 @@ def test_tokens_logprobs_and_prefix_hits_are_natives(played: Played, scenario: s
     assert_reported(played(scenario, policy), policy, boundaries=scenario == "ngram")
 
 
+@pytest.mark.parametrize(("scenario", "policy"), cases(SCENARIOS))
+def test_each_worker_says_in_one_line_what_runs(played: Played, scenario: str, policy: str) -> None:
+    said = played(scenario, policy)["log"].count(f"ssmspec: policy={policy} mode=exact ")
+    assert said == (2 if "two ranks" in scenario else 1)
+
+
 def test_a_request_goes_on_from_a_boundary_that_was_crossed_while_drafting(
     played: Played,
 ) -> None:
