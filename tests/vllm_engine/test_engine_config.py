@@ -43,6 +43,7 @@ def _cases(model: str) -> dict[str, dict[str, Any]]:
     cases = {
         "nothing": {"args": base},
         "native": asked("native"),
+        "no flag": {"cli": cli},
         "native flag": {"cli": [*cli, "--ssm-policy", "native"]},
         "reference": {
             "args": {**base, "additional_config": {"ssmspec": {"policy": "native", "backend": "torch"}}}
@@ -101,6 +102,10 @@ def test_a_policy_selects_our_model_class_and_reaches_the_workers(
 def test_prefix_caching_is_on_unless_switched_off(configs: dict[str, Any]) -> None:
     assert configs["recover"]["mode"] == "align"
     assert configs["no prefix caching"]["mode"] == "none"
+
+
+def test_native_by_flag_leaves_the_config_of_a_stock_server(configs: dict[str, Any]) -> None:
+    assert configs["native flag"] == configs["no flag"]
 
 
 def test_every_policy_has_its_own_compile_hash(configs: dict[str, Any]) -> None:
