@@ -94,3 +94,21 @@ def test_windows_compile_without_spills(
     for name in ("window", "couple"):
         used = usage(compiled[name], tmp_path)
         assert used["STACK"] == 0, (name, used)
+
+
+@pytest.mark.parametrize(("gate", "k", "t"), [("gdn", 192, 4), ("kda", 256, 4), ("gdn", 128, 4)])
+def test_a_program_has_room_on_a_multiprocessor(
+    gate: str, k: int, t: int, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows have programs of more warps, and tiles of more rows of V, where that fits."""
+    from ssmspec.kernels import fast
+
+    monkeypatch.setattr(fast, "FEW", 256)
+    step_once(
+        "checkpointing",
+        geometry(gate, "fp32", num_layers=1, head_k=k, head_v=128),
+        Window(max_len=t, mode=Mode.FAST),
+    )
+    window = compiled["window"]
+    assert window.metadata.num_warps == (8 if k == 128 else 4)
+    assert window.metadata.shared + SHARED_RESERVED <= SHARED_A_PROCESSOR

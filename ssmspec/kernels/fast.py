@@ -97,6 +97,9 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
             tuned = _tuned(g, layer, x)
             how = _launch(g, layer, x, history) if tuned else Launch(warps=WARPS, registers=None)
             shape = _shape(g, w, layer, x, history, how.warps, tuned)
+            while tuned and how.warps > 1 and not _has_room(layer, x, shape):
+                how = replace(how, warps=how.warps // 2)
+                shape = _shape(g, w, layer, x, history, how.warps, tuned)
             call = _call(layer, x, shape, out)
             at = Cursors(
                 rows.contiguous(),
@@ -170,6 +173,12 @@ def _shape(
         GATE=str(x.norm.gate) if isinstance(x, Gated) and tuned and _norms(g, x, warps) else None,
         EPS=x.norm.eps if isinstance(x, Gated) else 0.0,
     )
+
+
+def _has_room(layer: Layer, x: Tokens, c: Shape) -> bool:
+    """Whether a program of the Gluon kernel fits on a multiprocessor."""
+    probe = 4 if c.CHANNELS else x.k.element_size()
+    return c.shared(layer.state.element_size(), probe) <= SHARED_A_PROCESSOR - 2 * SHARED_RESERVED
 
 
 def _norms(g: Geometry, x: Gated, warps: int) -> bool:

@@ -127,6 +127,12 @@ class Shape:
     def VECTORS(self) -> int:
         return self.NC + self.HP + 1
 
+    def shared(self, state: int, probe: int) -> int:
+        """Bytes of shared memory that the Gluon kernel takes at most, of so many per element of state and probe."""
+        past = max(self.HP, 16)
+        tile = self.BV * (self.KP * state + past * 4)
+        return 2 * (tile + (self.NC + past) * self.KP * probe) + self.BV * self.NC * 4
+
     # layouts of the Gluon kernel
     def lines(self, width: int, bits: int, warps: int) -> gl.BlockedLayout:
         """[rows, width] in pieces of 16 bytes."""
