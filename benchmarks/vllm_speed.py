@@ -10,7 +10,6 @@ soon as it is known.
 
 import argparse
 import json
-import os
 import random
 import re
 import sys
@@ -18,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ssmspec_cli.engine import KERNEL, play
+from ssmspec_cli.engine import play
 
 Json = dict[str, Any]
 PROMPT, NEW, LONGEST, VOCABULARY, K = 64, 512, 4096, 32768, 3
@@ -160,7 +159,6 @@ def main() -> None:
     )
     ask.add_argument("--engine", default="{}", help="more arguments of vLLM's LLM, as JSON")
     of = ask.parse_args()
-    os.environ.setdefault(KERNEL, "cuda")  # stock's default; serve-check wants the one that is exact
     loads = [int(n) for n in of.requests.split(",")]
     warm = [wave(n, 24, seed=1) for n in {min(loads), max(loads)}]
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +167,7 @@ def main() -> None:
             arguments = {**engine(Path(folder), name, max(loads)), **json.loads(of.engine)}
             waves = [*warm, *(wave(n, NEW, seed=2) for n in loads)]
             scenario = {"engine": arguments, "waves": waves, "logprobs": None}
-            played = play(scenario, lambda line: None, limit=3600)
+            played = play(scenario, lambda line: None, limit=3600, settings={})
             sys.stdout.write(json.dumps(record(name, loads, played)) + "\n")
             sys.stdout.flush()
 

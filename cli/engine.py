@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,25 @@ from .errors import UsageError
 
 Json = dict[str, Any]
 KERNEL = "VLLM_GDN_DECODE_KERNEL"
+ALIKE = {KERNEL: "triton", "VLLM_TRITON_FORCE_FIRST_CONFIG": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""What makes engines compute the same: the decode kernel whose bits are exact mode's; one tile of autotuned kernels, where
+each engine might pick another; and a core in the caller's process, which takes no step before all requests are there."""
 PLAYER = ("-m", "ssmspec.runtime.vllm.play")
 ENDS = 20.0  # seconds that an engine has to end in, once what it generated is there
 
 
-def play(scenario: Json, tell: Callable[[str], None], limit: float) -> Json:
+def play(
+    scenario: Json, tell: Callable[[str], None], limit: float, settings: Mapping[str, str] = ALIKE
+) -> Json:
     """What came out of one engine; {"error"} where it failed or took more than ``limit`` seconds, "log" in any case.
-    ``tell`` hears the log's last line."""
+    ``tell`` hears the log's last line. ``settings`` are of vLLM's environment, where this process's says nothing else."""
     if importlib.util.find_spec("vllm") is None:
         raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
     with _unwound_by_sigterm(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, target, log = (Path(folder) / name for name in ("in.json", "out.json", "log"))
         source.write_text(json.dumps(scenario))
         end = time.monotonic() + limit
-        with _running([sys.executable, *PLAYER, str(source), str(target)], log) as process:
+        with _running([sys.executable, *PLAYER, str(source), str(target)], log, settings) as process:
             while process.poll() is None and not target.exists() and time.monotonic() < end:
                 time.sleep(0.2)
                 tell(_last(log))
@@ -51,14 +56,14 @@ def play(scenario: Json, tell: Callable[[str], None], limit: float) -> Json:
 
 
 @contextmanager
-def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: list[str], log: Path, settings: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process, and behind it the end of all that it started. They write to a file: a pipe stays open as long as one of
     an engine's processes lives. Its input is a pipe that closes with this process, however that ends. What it leaves in its
     folder of temporary files is the log's folder's."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command,
-            env={KERNEL: "triton", **os.environ, "TMPDIR": str(log.parent)},
+            env={**settings, **os.environ, "TMPDIR": str(log.parent)},
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,

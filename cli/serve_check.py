@@ -23,6 +23,7 @@ Json = dict[str, Any]
 SYNTHETIC = [0.8, 0.6, 0.4]
 WIDTH = 100  # of an engine's last line, as it is shown
 LINES = 40  # of a failed engine's log, as JSON keeps them
+WARM = 16  # tokens of a request that are generated before the clock starts
 
 
 def serve_check(
@@ -135,7 +136,8 @@ def _vocabulary(model: str) -> int:
 
 
 def _waves(vocabulary: int, requests: int, prompt: int, tokens: int) -> list[Json]:
-    """Prompts of mixed lengths with a common beginning, and then some again, which find it cached."""
+    """Prompts of mixed lengths with a common beginning, and then some again, which find it cached; before them a few tokens
+    of prompts as long, for which kernels are compiled."""
     draw = random.Random(0)
     longest = [draw.randrange(3, vocabulary) for _ in range(prompt)]
     prompts = []
@@ -143,7 +145,9 @@ def _waves(vocabulary: int, requests: int, prompt: int, tokens: int) -> list[Jso
         length = max(1, prompt * (i + 1) // requests)
         own = [draw.randrange(3, vocabulary) for _ in range(max(1, length // 8))]
         prompts.append([*longest[: length - len(own)], *own])
+    others = [[draw.randrange(3, vocabulary) for _ in p] for p in prompts]
     return [
+        {"prompts": others, "max_tokens": [min(tokens, WARM)] * requests},
         {"prompts": prompts, "max_tokens": [tokens] * requests},
         {"prompts": prompts[-2:], "max_tokens": [min(tokens, 16)] * len(prompts[-2:])},
     ]
@@ -164,9 +168,9 @@ def row(policy: str, native: Json, ours: Json) -> Json:
         for a, b in zip(*wave, strict=True)
     ]
     metrics, seconds = ours["metrics"], ours["seconds"]
+    made = sum(len(r["tokens"]) for wave in ours["waves"][1:] for r in wave)
     drafts = metrics.get("vllm:spec_decode_num_drafts") or 0
     accepted = metrics.get("vllm:spec_decode_num_accepted_tokens_per_pos") or []
-    made = sum(len(b["tokens"]) for _, b in pairs)
     prompted = metrics.get("vllm:prompt_tokens") or 0
     fits = re.findall(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x", ours["log"])
     return {
@@ -177,7 +181,7 @@ def row(policy: str, native: Json, ours: Json) -> Json:
         "logprobs_equal": all(a["logprobs"] == b["logprobs"] for a, b in pairs),
         "first_difference": _first(pairs),
         "acceptance": [round(n / drafts, 3) for n in accepted] if drafts else [],
-        "tokens_per_second": made / seconds["play"],
+        "tokens_per_second": made / sum(seconds["waves"][1:]),
         "start_seconds": seconds["start"],
         "concurrency": float(fits[-1][1]) if fits else None,
         "concurrency_tokens": int(fits[-1][0].replace(",", "")) if fits else None,

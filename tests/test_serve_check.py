@@ -28,9 +28,9 @@ def played(tokens: list[int], policy: str) -> Json:
         "vllm:spec_decode_num_accepted_tokens_per_pos": [8, 6, 4],
         "vllm:prompt_tokens": 128,
     }
-    seconds = {"start": 30.0, "play": 2.0}
+    seconds = {"start": 30.0, "waves": [7.0, 2.0]}
     return {
-        "waves": [[request(tokens)]],
+        "waves": [[request(tokens[:1])], [request(tokens)]],
         "seconds": seconds,
         "report": report,
         "metrics": metrics,
@@ -73,7 +73,7 @@ def test_equal_tokens_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["acceptance"] == [0.8, 0.6, 0.4]
     assert row["tokens_per_second"] == 4 / 2
     assert (row["concurrency"], row["concurrency_tokens"]) == (145.29, 4096)
-    assert row["prefix_hit_rate"] == 32 / 128
+    assert row["prefix_hit_rate"] == 64 / 128
     assert row["workers"][0]["flushes"] == 7
 
 
@@ -82,7 +82,7 @@ def test_the_first_different_token_is_named_with_natives_gap(monkeypatch: pytest
     assert run("some/model", "--policy", "recover").exit_code == 1
     row = rows("some/model", "--policy", "recover")["recover"]
     assert not row["tokens_equal"]
-    assert row["first_difference"] == {"request": 0, "token": 2, "native": 3, "found": 5, "native_gap": 0.25}
+    assert row["first_difference"] == {"request": 1, "token": 2, "native": 3, "found": 5, "native_gap": 0.25}
 
 
 def test_fast_mode_may_leave_natives_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,3 +102,17 @@ def test_an_engine_that_fails_at_its_end_has_failed(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(engine, "PLAYER", ("-c", script))
     assert engine.play({"waves": []}, lambda line: None, 60)["error"] == "RuntimeError: at its end"
+
+
+def test_engines_compute_alike_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: object())
+    names = list(engine.ALIKE)
+    script = f"import os; print(*[os.environ.get(n) for n in {names}], sep='\\n', flush=True); 1 / 0"
+    monkeypatch.setattr(engine, "PLAYER", ("-c", script))
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(engine.KERNEL, "cuda")
+    alike = engine.play({"waves": []}, lambda line: None, 60)["log"].split("\n")[:3]
+    assert alike == ["cuda", "1", "0"]
+    plain = engine.play({"waves": []}, lambda line: None, 60, settings={})["log"].split("\n")[:3]
+    assert plain == ["cuda", "None", "None"]
