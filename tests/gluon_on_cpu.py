@@ -150,7 +150,7 @@ class Machine:
             "num_programs": lambda axis: Value(torch.tensor(self.grid[axis], dtype=torch.int32)),
             "arange": lambda a, b, layout=None: Value(torch.arange(a, b, dtype=torch.int32)),
             "load": lambda p, mask=None, other=float("nan"): p.load(mask, other),
-            "store": lambda p, v, mask=None: p.store(v, mask),
+            "store": lambda p, v, mask=None, eviction_policy="": p.store(v, mask),
             "where": lambda c, a, b: Value(torch.where(plain(c), plain(a), plain(b))),
             "minimum": lambda a, b: Value(torch.minimum(*map(torch.as_tensor, (plain(a), plain(b))))),
             "fma": lambda a, b, c: Value((a.data.double() * b.data.double() + c.data.double()).float()),

@@ -13,6 +13,7 @@ from ssmspec import layout
 from ssmspec.geometry import Conv, DType
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.kernels.conv_math import Shape, load_inputs, output, ring_at, store_inputs
+from ssmspec.kernels.handed import hand_over
 from ssmspec.kernels.launch import power
 from ssmspec.pool import StatePool
 from ssmspec.step import Commit, Step
@@ -54,7 +55,7 @@ def convolve(
         store_inputs(inputs, p_ring, step.input, first, n, inside, c)
         for t in tl.static_range(T):
             y = tl.where(t < n, output(inputs, taps, t, c), 0.0)
-            tl.store(p_out + t * c.D, y.to(out.dtype.element_ty), mask=inside)
+            hand_over(p_out + t * c.D, y.to(out.dtype.element_ty), inside)
     else:
         for t in tl.static_range(T):
             tl.store(p_out + t * c.D, tl.zeros_like(d).to(out.dtype.element_ty), mask=inside)

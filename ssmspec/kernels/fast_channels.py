@@ -16,6 +16,7 @@ from ssmspec.kernels.conv_math import ring_at
 from ssmspec.kernels.fast_couplings import EPS, gram
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
 from ssmspec.kernels.fast_rows import live_row, place_row
+from ssmspec.kernels.handed import hand_over
 
 
 @triton.jit
@@ -114,11 +115,11 @@ def _substitute(on_keys, on_queries, of_beta, b_step, n, to_solve, c: tl.constex
                 for m in tl.static_range(j, t):
                     output += updates[m - j] * on_queries[t * (t + 1) // 2 + m]
                 updates = updates + (update,)
-            tl.store(to_solve + t * c.NC + j, update)
-            tl.store(to_solve + t * c.NC + c.TP + j, output)
+            hand_over(to_solve + t * c.NC + j, update)
+            hand_over(to_solve + t * c.NC + c.TP + j, output)
     for j in tl.static_range(TOKENS, PADDED):
         for t in tl.static_range(2 * PADDED):
-            tl.store(to_solve + t * c.TP + j, 0.0)
+            hand_over(to_solve + t * c.TP + j, 0.0)
 
 
 @triton.jit
@@ -160,7 +161,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
     of_beta = x.b + row * x_step.b[0] + head * x_step.b[2]
     _substitute(on_keys, on_queries, of_beta, x_step.b[1], n, of_w, c)
     column = tl.arange(0, c.NC)
-    tl.store(of_w + c.SCALE + column, tl.full([c.NC], 1.0, tl.float32))
+    hand_over(of_w + c.SCALE + column, tl.full([c.NC], 1.0, tl.float32))
 
     of_p = to.vectors + (row * c.HV + head) * (c.VECTORS * c.K) + channel
     if c.HP > 0:
@@ -170,14 +171,14 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: tl.cons
         for i in tl.static_range(2 * TOKENS):
             beside = tl.where((column == i)[:, None], probes[i][None, :], beside)
         of_seen = to.seen + (row * c.HV + head) * (c.NC * c.HP)
-        tl.store(of_seen + (column * c.HP)[None, :] + past[:, None], gram(old, beside, tl.float32))
-        tl.store(of_w + c.FOLD + past, tl.full([c.HP], 1.0, tl.float32))
-        tl.store(of_w + c.TOTAL + tl.arange(0, 4), tl.full([4], 1.0, tl.float32))
+        hand_over(of_seen + (column * c.HP)[None, :] + past[:, None], gram(old, beside, tl.float32))
+        hand_over(of_w + c.FOLD + past, tl.full([c.HP], 1.0, tl.float32))
+        hand_over(of_w + c.TOTAL + tl.arange(0, 4), tl.full([4], 1.0, tl.float32))
         if flush:
-            tl.store(of_p[None, :] + ((c.NC + past) * c.K)[:, None], old, mask=in_k[None, :])
-            tl.store(of_p + (c.NC + c.HP) * c.K, total, mask=in_k)
+            hand_over(of_p[None, :] + ((c.NC + past) * c.K)[:, None], old, mask=in_k[None, :])
+            hand_over(of_p + (c.NC + c.HP) * c.K, total, mask=in_k)
     for i in tl.static_range(2 * TOKENS):
         probe = probes[i]
         if c.HP > 0:
             probe *= total
-        tl.store(of_p + i * c.K, probe, mask=in_k)
+        hand_over(of_p + i * c.K, probe, mask=in_k)

@@ -15,6 +15,7 @@ from ssmspec.kernels.fast_couplings import (
     load_tokens,
 )
 from ssmspec.kernels.fast_rows import live_row, place_row
+from ssmspec.kernels.handed import hand_over
 
 
 class Conv(NamedTuple):
@@ -54,7 +55,7 @@ def _convolve(loaded, conv, row, first, d, n, inside, w: tl.constexpr):
     store_inputs(inputs, p_ring, conv.input, first, n, inside, w)
     for t in tl.static_range(T):
         y = output(inputs, taps, t, w).to(conv.out.dtype.element_ty)
-        tl.store(conv.out + (row * T + t) * w.D + d, y, mask=inside & (t < n))
+        hand_over(conv.out + (row * T + t) * w.D + d, y, mask=inside & (t < n))
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from ssmspec.kernels.conv_math import ring_at
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
 from ssmspec.kernels.fast_rows import live_row, place_row
 from ssmspec.kernels.fast_solve import substitute
+from ssmspec.kernels.handed import hand_over
 
 EPS = tl.constexpr(1e-6)  # of the l2 norm
 
@@ -156,7 +157,7 @@ def couple_tokens(
             skip = tl.load(D + head).to(tl.float32)[:, None, None]
             outputs += tl.where((token[None, :] == token[:, None])[None, :, :], skip, 0.0)
         solve = of_w[:, None, None] + (token * (c.PROBES * c.TP))[None, None, :] + token[None, :, None]
-        tl.store(solve, outputs)
+        hand_over(solve, outputs)
     else:
         tl.store(rec.rnorm + slot * rec_step.rnorm + h * c.R + ring, k_norm, mask=live & (part == 0))
         on_keys = tl.where(later, on_keys, 0.0) * (k_norm[:, None] * k_norm[None, :])
@@ -168,23 +169,23 @@ def couple_tokens(
 
     to_scale = of_w[:, None] + (c.SCALE + token * c.PROBES)[None, :]
     if c.MAMBA:
-        tl.store(to_scale, upto)
+        hand_over(to_scale, upto)
     else:
-        tl.store(to_scale, upto * k_norm[None, :])
-        tl.store(to_scale + 1, upto * q_norm[None, :])
+        hand_over(to_scale, upto * k_norm[None, :])
+        hand_over(to_scale + 1, upto * q_norm[None, :])
     if c.HP > 0:
         # products of the decays behind each record: a decay of 0 must stay 0, so no logs are subtracted
         behind = tl.associative_scan(behind, 1, multiply, reverse=True)
         total = oldest * tl.sum(tl.where((past == 0)[None, :], behind, 0.0), 1)[:, None]
-        tl.store(of_w[:, None] + (c.FOLD + past)[None, :], behind * gains)
-        tl.store(of_w[:, None] + (c.TOTAL + tl.arange(0, 4))[None, :], total)
+        hand_over(of_w[:, None] + (c.FOLD + past)[None, :], behind * gains)
+        hand_over(of_w[:, None] + (c.TOTAL + tl.arange(0, 4))[None, :], total)
         if part == 0:
             of_seen = to.seen + (row * c.H + h) * (c.NC * c.HP) + past[:, None]
             of_seen += (token * (c.PROBES * c.HP))[None, :]
             if not c.MAMBA:
-                tl.store(of_seen, old_on_keys)
+                hand_over(of_seen, old_on_keys)
                 of_seen += c.HP
-            tl.store(of_seen, old_on_queries)
+            hand_over(of_seen, old_on_queries)
 
 
 @triton.jit

@@ -7,6 +7,8 @@
 import triton
 import triton.language as tl
 
+from ssmspec.kernels.handed import hand_over
+
 
 @triton.jit
 def substitute(on_keys, on_queries, beta, to_solve, c: tl.constexpr):
@@ -39,8 +41,8 @@ def substitute(on_keys, on_queries, beta, to_solve, c: tl.constexpr):
     zeros = tl.full([c.HEADS, c.TP], 0.0, tl.float32)
     of_token = to_solve[:, None] + token[None, :]
     for t in tl.static_range(TOKENS):
-        tl.store(of_token + t * c.NC, updates[t])
-        tl.store(of_token + (t * c.NC + c.TP), outputs[t])
+        hand_over(of_token + t * c.NC, updates[t])
+        hand_over(of_token + (t * c.NC + c.TP), outputs[t])
     for t in tl.static_range(TOKENS, PADDED):
-        tl.store(of_token + t * c.NC, zeros)
-        tl.store(of_token + (t * c.NC + c.TP), zeros)
+        hand_over(of_token + t * c.NC, zeros)
+        hand_over(of_token + (t * c.NC + c.TP), zeros)

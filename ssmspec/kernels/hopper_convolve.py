@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from ssmspec.kernels.conv_math import silu
 from ssmspec.kernels.hopper_prepare import EPS, _cursors, _gates, _pack
 from ssmspec.kernels.hopper_shape import power_of_2, revision
+from ssmspec.kernels.hopper_tile import hand_over
 
 REVISION = revision(__file__)
 
@@ -105,7 +106,9 @@ def _norms(y, h0, which, p_factors, slot, position, records, record_strides, liv
     rnorm = _rnorm(y.to(gl.float32), c)
     h = h0 + gl.arange(0, c.HEADS, layout=rnorm.type.layout)
     for i in gl.static_range(GROUP):
-        gl.store(p_factors + (h * GROUP + i) * (4 * c.WINDOW) + which * c.WINDOW, rnorm, mask=live & (h >= 0))
+        hand_over(
+            p_factors + (h * GROUP + i) * (4 * c.WINDOW) + which * c.WINDOW, rnorm, mask=live & (h >= 0)
+        )
     if c.R > 0:
         if which == 0:
             d = gl.arange(0, c.BLOCK, layout=c.CHANNELS)
@@ -151,7 +154,7 @@ def _convolve(x, ring, out, b, slot, n, base, count, p_factors, records, record_
         if ring.bias is not None:
             y += gl.load(ring.bias + d).to(gl.float32)
         value = silu(y, True).to(out.dtype.element_ty)
-        gl.store(out + (b * T + t) * D + d, value, mask=(t < n) & (d >= 0))
+        hand_over(out + (b * T + t) * D + d, value, mask=(t < n) & (d >= 0))
         if block * c.HEADS < c.H:
             _norms(value, block * c.HEADS, 1, p_factors + t, slot, 0, records, record_strides, t < n, c)
         elif block * c.HEADS < 2 * c.H:
@@ -183,8 +186,8 @@ def convolve_window(
             hv = gl.arange(0, c.VALUES, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
             decay, beta = _gates(gates, gate_strides, A_log, dt_bias, b, t, hv, hv < c.HV)
             p = p_factors + hv * (4 * c.WINDOW) + t
-            gl.store(p + 2 * c.WINDOW, decay, mask=hv < c.HV)
-            gl.store(p + 3 * c.WINDOW, beta, mask=hv < c.HV)
+            hand_over(p + 2 * c.WINDOW, decay, mask=hv < c.HV)
+            hand_over(p + 3 * c.WINDOW, beta, mask=hv < c.HV)
             if c.R > 0:
                 at = hv * c.R + _position(base, count, t, c)
                 gl.store(records.decay + slot * record_strides.decay + at, decay, mask=hv < c.HV)

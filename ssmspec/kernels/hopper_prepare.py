@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, ROW, SLOT
 from ssmspec.kernels.hopper_shape import bits, power_of_2, revision
+from ssmspec.kernels.hopper_tile import hand_over
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
 
@@ -120,8 +121,8 @@ def _write_keys(x, strides, records, record_strides, p_factors, slot, position, 
     q_norm = gl.convert_layout(_rnorm(q.to(gl.float32), c), HEAD)[:, None]
     for i in gl.static_range(GROUP):
         p = p_factors + (h * GROUP + i) * (4 * c.WINDOW)
-        gl.store(p, k_norm, mask=live)
-        gl.store(p + c.WINDOW, q_norm, mask=live)
+        hand_over(p, k_norm, mask=live)
+        hand_over(p + c.WINDOW, q_norm, mask=live)
     if c.R > 0:
         at = h * c.R + position
         gl.store(records.k + slot * record_strides.k + at * c.K + k, raw, mask=live)
@@ -164,8 +165,8 @@ def prepare_window(
         live = (hv < c.HV) & (hv < (first + c.HEADS) * c.GROUP)
         decay, beta = _gates(x, strides, A_log, dt_bias, b, t, hv, live)
         p = p_factors + hv * (4 * c.WINDOW)
-        gl.store(p + 2 * c.WINDOW, decay, mask=live)
-        gl.store(p + 3 * c.WINDOW, beta, mask=live)
+        hand_over(p + 2 * c.WINDOW, decay, mask=live)
+        hand_over(p + 3 * c.WINDOW, beta, mask=live)
         if c.R > 0:
             p_decay = records.decay + slot * record_strides.decay + hv * c.R + position
             gl.store(p_decay, decay, mask=live)

@@ -16,6 +16,12 @@ async_load = (
 )
 
 
+@gluon.jit
+def hand_over(p, x, mask):
+    """As handed.hand_over."""
+    gl.store(p, x, mask=mask, eviction_policy="evict_last")
+
+
 @gluon.constexpr_function
 def dims(*shape: int) -> list[int]:
     """A shape that may be an argument of a device function."""

@@ -10,6 +10,7 @@ from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels.base import Layer
 from ssmspec.kernels.fast_rows import live_row, pack
 from ssmspec.kernels.fast_shape import Cursors
+from ssmspec.kernels.handed import hand_over
 from ssmspec.kernels.launch import head_tile, shape_of, strides
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.triton_recurrence import decay_of, lanes, rnorm_of, softplus
@@ -92,14 +93,14 @@ def _keys(
             if NORMS:
                 for i in tl.static_range(GROUP):
                     of_norm = b * to_step.k[0] + t * to_step.k[1] + (h * GROUP + i) * to_step.k[2]
-                    tl.store(to.k + of_norm, k_spread, mask=one)
-                    tl.store(to.q + of_norm, q_spread, mask=one)
+                    hand_over(to.k + of_norm, k_spread, mask=one)
+                    hand_over(to.q + of_norm, q_spread, mask=one)
             else:
                 k, q = k * k_norm, q * q_norm * g.SCALE
         if not NORMS:
             of_head = b * to_step.k[0] + t * to_step.k[1] + h * g.K + k_at
-            tl.store(to.k + of_head, k, mask=inside)
-            tl.store(to.q + of_head, q, mask=inside)
+            hand_over(to.k + of_head, k, mask=inside)
+            hand_over(to.q + of_head, q, mask=inside)
 
 
 @triton.jit
@@ -110,7 +111,7 @@ def _scalars(x, x_step, A_log, dt_bias, to, to_step, b, t, rec, rec_step, row, a
     p_beta = to.beta + b * to_step.beta[0] + t * to_step.beta[1] + hv * to_step.beta[2]
     if g.ARCH != "mamba2":
         raw = tl.load(x.b + b * x_step.b[0] + t * x_step.b[1] + hv * x_step.b[2], mask=live, other=0.0)
-        tl.store(p_beta, tl.sigmoid(raw.to(tl.float32)), mask=live)
+        hand_over(p_beta, tl.sigmoid(raw.to(tl.float32)), mask=live)
     if g.ARCH != "kda":
         a = tl.load(x.a + b * x_step.a[0] + t * x_step.a[1] + hv * x_step.a[2], mask=live, other=0.0).to(
             tl.float32
@@ -121,11 +122,11 @@ def _scalars(x, x_step, A_log, dt_bias, to, to_step, b, t, rec, rec_step, row, a
             a += bias
             if g.SOFTPLUS:
                 a = softplus(a)
-            tl.store(p_beta, a, mask=live)
+            hand_over(p_beta, a, mask=live)
             if rec.dt is not None:
                 tl.store(rec.dt + row * rec_step.dt + hv * g.R + at, a, mask=live)
         decay = decay_of(a, rate, bias, g)
-        tl.store(
+        hand_over(
             to.decay + b * to_step.decay[0] + t * to_step.decay[1] + hv * to_step.decay[2], decay, mask=live
         )
         if rec.decay is not None:
@@ -144,7 +145,7 @@ def _channels(
     bias = tl.load(dt_bias + hv * g.K + k_at, mask=inside, other=0.0).to(tl.float32)
     decay = decay_of(gate.to(tl.float32), rate, bias, g)
     of_decay = b * to_step.decay[0] + t * to_step.decay[1] + hv * g.K + k_at
-    tl.store(to.decay + of_decay, decay, mask=inside)
+    hand_over(to.decay + of_decay, decay, mask=inside)
     of_record = (hv * g.R + at) * g.K + k_at
     if rec.decay is not None:
         tl.store(rec.decay + row * rec_step.decay + of_record, decay, mask=inside)
