@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssmspec.geometry import DType
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.rows import Batch, Rows
 
@@ -119,6 +120,14 @@ def test_dummy_weights_of_the_wrong_sign_do_not_decay(modules: Any, monkeypatch:
     layer.session_index, layer.dt_bias, layer.D = 0, torch.zeros(2), torch.ones(2)
     layer.A.data.copy_(torch.tensor([1e-3, -1e-3]))
     torch.testing.assert_close(-layer.params.A_log.exp(), torch.tensor([0.0, -1e-3]))
+
+
+def test_activations_are_the_models_whatever_conv_windows_are_kept_in(modules: Any) -> None:
+    layer = object.__new__(modules.kda.KimiDeltaAttention)
+    layer.get_state_dtype = lambda: (torch.float32, torch.float32)
+    layer.model_config = SimpleNamespace(dtype=torch.bfloat16)
+    found = layer.shape((2, 2), (64, 64), 4)
+    assert (found.act_dtype, found.state_dtype) == (DType.BF16, DType.FP32)
 
 
 class Step:

@@ -106,7 +106,8 @@ class PolicyLayer:
     def shape(self, heads: tuple[int, int], dims: tuple[int, int], width: int, **rest: Any) -> Geometry:
         """Of (H, HV) heads on this rank and (K, V) dims, with a conv over all of q, k and v."""
         (h, hv), (k, v) = heads, dims
-        conv_dtype, state_dtype = self.get_state_dtype()  # type: ignore[attr-defined]
+        _, state_dtype = self.get_state_dtype()  # type: ignore[attr-defined]
+        act_dtype = self.model_config.dtype  # type: ignore[attr-defined]
         return Geometry(
             arch=self.arch,
             num_layers=1,
@@ -115,7 +116,7 @@ class PolicyLayer:
             head_k=k,
             head_v=v,
             conv=Conv(channels=2 * h * k + hv * v, width=width),
-            act_dtype=DType(str(conv_dtype).removeprefix("torch.")),
+            act_dtype=DType(str(act_dtype).removeprefix("torch.")),
             state_dtype=DType(str(state_dtype).removeprefix("torch.")),
             **rest,
         )
