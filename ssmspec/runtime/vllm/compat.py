@@ -55,6 +55,7 @@ _BOTH = {
     "config/model.py:ModelConfig._maybe_register_model_class_overrides": "1c156aeeafcee4f5",
     "model_executor/model_loader/utils.py:_get_model_architecture": "7d0c083b3374f8e3",
     "model_executor/custom_op.py:PluggableLayer": "f7b376ead28dd665",
+    "model_executor/layers/mamba/gdn/base.py:GatedDeltaNetAttention": "4cc2b6e1d4f656ab",
     f"{_GDN}:QwenGatedDeltaNetAttention.get_state_shape": "3876b8529865508b",
     "model_executor/models/qwen3_next.py:Qwen3NextForCausalLM": "288f0fa78c71fdf3",
     "model_executor/models/qwen3_5.py:Qwen3_5ForCausalLMBase": "2576ca6a222ae3ca",
