@@ -49,7 +49,7 @@ def launches(case: Case, kernel: Kernel) -> list[Launch]:
     if kernel is Kernel.WINDOW:
         return [Launch(warps=n, registers=128, lanes=lanes) for lanes in (4, 8, 16) for n in (1, 2, 4)]
     each: tuple[int | None, ...] = (128, 168, None)
-    return [Launch(warps=n, registers=limit) for n in (2, 4) if v % (16 * n) == 0 for limit in each]
+    return [Launch(warps=n, registers=limit) for n in (2, 4, 8) if v % (16 * n) == 0 for limit in each]
 
 
 def candidates(case: Case) -> list[Launch]:
