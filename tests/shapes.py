@@ -20,16 +20,15 @@ STORES = {
 
 
 def geometry(gate: str = "gdn", store: str = "fp32", **changes: object) -> Geometry:
-    h, hv, k, v = 2, 4, 16, 8
     values = {
         "num_layers": 2,
-        "num_k_heads": h,
-        "num_v_heads": hv,
-        "head_k": k,
-        "head_v": v,
-        "conv": Conv(channels=2 * h * k + hv * v),
+        "num_k_heads": 2,
+        "num_v_heads": 4,
+        "head_k": 16,
+        "head_v": 8,
         **GATES[gate],
         **STORES[store],
         **changes,
     }
-    return Geometry(**values)
+    h, hv, k, v = (values[name] for name in ("num_k_heads", "num_v_heads", "head_k", "head_v"))
+    return Geometry(**{"conv": Conv(channels=2 * h * k + hv * v), **values})
