@@ -1,7 +1,7 @@
 """The cells of a release's tables in one process: python benchmarks/release.py FILE GROUP [GROUP ..]
 
-FILE is a list of records as `ssmspec bench --json` prints them, written after every group and at an interrupt. A cell
-that fails is printed to stderr and left out.
+FILE is a list of records as `ssmspec bench --json` prints them, written after every cell. A cell that fails is printed
+to stderr and left out.
 """
 
 import json
@@ -149,9 +149,8 @@ def main(target: str, *names: str) -> None:
             "timings": timings,
         }
         records.append(record)
-        try:
-            timings.extend(rows(GROUPS[name](), bench.copy_bandwidth()))
-        finally:  # an interrupt keeps what is there
+        for row in rows(GROUPS[name](), bench.copy_bandwidth()):
+            timings.append(row)
             Path(target).write_text(json.dumps(records, indent=1) + "\n")
 
 
