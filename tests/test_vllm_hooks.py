@@ -1,5 +1,6 @@
 """On a vLLM without one of the places that the plugin wraps, a stock server starts as it is, and a policy does not."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,3 +43,22 @@ def test_a_policy_of_the_environment_is_an_error(lacking: str, monkeypatch: pyte
     monkeypatch.setenv("SSMSPEC_POLICY", "recover")
     with pytest.raises(RuntimeError, match=f"no {lacking}, which ssmspec needs"):
         hooks.install()
+
+
+def test_a_policy_of_a_config_is_an_error_where_a_config_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class VllmConfig:
+        def __init__(self, policy: str) -> None:
+            self.model_config = SimpleNamespace(runner_type="generate", is_submodel_config=False)
+            self.additional_config = {"ssmspec": {"policy": policy}}
+            self.__post_init__()
+
+        def __post_init__(self) -> None:
+            self.started = True
+
+    there = {"EngineArgs": type("EngineArgs", (), {}), "VllmConfig": VllmConfig}
+    monkeypatch.setattr(compat, "resolve", there.__getitem__)
+    with pytest.warns(UserWarning, match="no policy is served"):
+        hooks.install()
+    assert VllmConfig("native").started
+    with pytest.raises(RuntimeError, match=r"no EngineArgs.add_cli_args, which ssmspec needs"):
+        VllmConfig("recover")

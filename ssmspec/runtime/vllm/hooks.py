@@ -18,24 +18,35 @@ MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # tor
 def install() -> None:
     """Wrap the three places that vLLM offers no hook for. Idempotent.
 
-    A vLLM that lacks one is left as it is, with a warning; RuntimeError where the environment asks for a policy.
+    A vLLM that lacks one serves as it is, with a warning; RuntimeError where a policy is asked for, as far as what is
+    left lets that be seen.
     """
     places = (
         ("EngineArgs", "add_cli_args", _add_cli_args, staticmethod),
         ("EngineArgs", "from_cli_args", _from_cli_args, classmethod),
         ("VllmConfig", "__post_init__", _post_init, lambda f: f),
     )
-    try:
-        for owner, name, _, _ in places:
-            if not hasattr(compat.resolve(owner), name):
-                raise RuntimeError(f"this vLLM has no {owner}.{name}, which ssmspec needs")
-    except RuntimeError as error:
-        if not config.resolve({}, {}, os.environ).stock:
-            raise
-        warnings.warn(f"{error}: no policy is served, whatever additional_config asks for", stacklevel=2)
+    lacks = [reason for owner, name, _, _ in places if (reason := _lacks(owner, name))]
+    if not lacks:
+        for owner, name, wrapper, kind in places:
+            _wrap(compat.resolve(owner), name, wrapper, kind)
         return
-    for owner, name, wrapper, kind in places:
-        _wrap(compat.resolve(owner), name, wrapper, kind)
+    if not config.resolve({}, {}, os.environ).stock:
+        raise RuntimeError(lacks[0])
+    warnings.warn(f"{lacks[0]}: no policy is served", stacklevel=2)
+    if not _lacks("VllmConfig", "__post_init__"):
+        _wrap(
+            compat.resolve("VllmConfig"), "__post_init__", functools.partial(_refuse, lacks[0]), lambda f: f
+        )
+
+
+def _lacks(owner: str, name: str) -> str | None:
+    """Why a place cannot be wrapped; None where it can."""
+    try:
+        there = hasattr(compat.resolve(owner), name)
+    except RuntimeError as error:
+        return str(error)
+    return None if there else f"this vLLM has no {owner}.{name}, which ssmspec needs"
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], kind: Callable[[Any], Any]) -> None:
@@ -85,6 +96,12 @@ def _post_init(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) 
     stock(self, *args, **kwargs)
     if not serve.stock:
         _select(self, serve)
+
+
+def _refuse(reason: str, stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    if not _requested(self).stock:
+        raise RuntimeError(reason)
+    stock(self, *args, **kwargs)
 
 
 def _requested(vllm_config: Any) -> config.ServeConfig:
