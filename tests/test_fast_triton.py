@@ -158,6 +158,14 @@ def test_windows_of_any_length(t: int, few: int, monkeypatch: pytest.MonkeyPatch
         assert e.state <= 1.1 * e.native_state + CUT
 
 
+def test_long_windows_of_decays_per_channel_are_exact() -> None:
+    """Their couplings would be written out pair by pair: 7 minutes of compiling at 16 tokens."""
+    t = fast.LONGEST_PAIRED + 1
+    w = Window(max_len=t, ring_len=t, mode=Mode.FAST)  # most steps flush
+    (*_, e) = life("checkpointing", shape("kda", num_layers=1), w, steps=12 if ON_GPU else 3)
+    assert (e.out, e.state) == (e.native_out, e.native_state)
+
+
 @pytest.mark.skipif(not ON_GPU, reason="thousands of tokens need a GPU")
 @pytest.mark.parametrize(
     ("gate", "store", "alike"),

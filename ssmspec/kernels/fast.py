@@ -33,6 +33,7 @@ REGISTERS_A_PROCESSOR = 65536
 SHARED_A_PROCESSOR, SHARED_RESERVED = 227 * 1024, 1024  # bytes; the latter per program
 COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
 LEAST_PAST = 16  # records: the depth of a product
+LONGEST_PAIRED = 8  # tokens of KDA, whose couplings are written out pair by pair: 16 take minutes to compile, and spill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
 
 
 def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) -> Verify:
-    """Verify through matrix products, at fp32 grade; ``exact`` where snapshots are asked for.
+    """Verify through matrix products, at fp32 grade; ``exact`` for snapshots, and KDA's windows of over 8 tokens.
 
     A row that overfills its ring answers from the old checkpoint and its records, and is folded afterwards. The
     outputs of Gated tokens are normed and gated.
@@ -88,7 +89,7 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
         snapshots: Tensor | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        if snapshots is not None:
+        if snapshots is not None or (g.arch is Arch.KDA and x.v.shape[1] > LONGEST_PAIRED):
             out = exact(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
             return x.apart(out) if isinstance(x, Gated) else out
         assert noise is None
