@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from ssmspec.kernels import hopper
 from ssmspec.kernels.launch import window_tile
-from ssmspec.measure import tune
+from ssmspec.measure import speeds, tune
 from ssmspec.measure.tune import Case
 
 G = geometry("gdn", head_k=128, head_v=128, num_v_heads=4)
@@ -215,12 +215,14 @@ def test_a_ring_of_timed_layers_is_the_shortest_of_the_fastest_at_the_largest_ba
     assert (found.mode, found.window, found.ring, found.shape.state_dtype) == (Mode.EXACT, 2, 8, DType.FP32)
 
 
-def test_the_committed_rings_are_those_of_the_committed_times() -> None:
+def test_the_committed_rings_and_speeds_are_those_of_the_committed_times() -> None:
     root = Path(__file__).resolve().parents[1] / "benchmarks"
     names = ("decode", "earlier", "layers", "recurrences")
     records = [r for n in names for r in json.loads((root / f"{n}-h200-2026-11-30.json").read_text())]
     table = Table.loaded((choices.FOLDER / "nvidia-h200.json").read_text())
     assert set(table.rings) == set(tune.rings_of(records))
+    measured = speeds.measured()
+    assert set(measured.speeds) == set(speeds.speeds_of(records, measured.batch))
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, *args: str) -> Result:

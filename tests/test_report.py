@@ -46,15 +46,11 @@ def rows(
 
 def measure(monkeypatch: pytest.MonkeyPatch, times: dict[tuple[str, Mode], float]) -> None:
     """GDN with a bf16 state at T=4 and L=9, as if it had been timed so."""
-    shape = {
-        "arch": Arch.GDN,
-        "head_k": 128,
-        "head_v": 128,
-        "state_dtype": DType.BF16,
-        "window": 4,
-        "ring": 9,
-    }
-    found = tuple(speeds.Speed(**shape, policy=p, mode=m, times=t) for (p, m), t in times.items())  # type: ignore[arg-type]
+    shape = {"arch": Arch.GDN, "head_k": 128, "head_v": 128, "state_dtype": DType.BF16, "window": 4}
+    found = tuple(
+        speeds.Speed(**shape, policy=p, mode=m, times=t, ring=9 if p == "checkpointing" else None)  # type: ignore[arg-type]
+        for (p, m), t in times.items()
+    )
     table = speeds.Measured(device="some GPU", batch=7, speeds=found)
     monkeypatch.setattr(speeds, "measured", lambda: table)
 
@@ -110,23 +106,50 @@ def test_the_fastest_policy_is_taken_where_layers_like_these_were_timed(
     }
     measure(monkeypatch, timed)
     half = run([case(state=DType.BF16)], POLICY_NAMES, [*Mode], BYTES)
-    exact, fast = advise(half)[0].split("). ")
-    assert exact.startswith("Take every-step in exact mode: 0.4")
-    assert exact.endswith("1.50x of the speed of vLLM's own kernels (some GPU, 7 requests")
-    assert fast.startswith("Take checkpointing in fast mode: 0.3")
-    assert "2.50x of the speed of vLLM's own kernels with --ring 9 (some GPU" in fast
+    exact, fast = advise(half)[0].split("bytes. ")
+    assert exact.startswith(
+        "Take every-step in exact mode: 1.50x of the speed of vLLM's own kernels (some GPU"
+    )
+    assert exact.endswith(", K=3), 0.46x of native's ")
+    assert fast == (
+        "Take checkpointing in fast mode: 2.50x of the speed of vLLM's own kernels with --ring 9"
+        " (some GPU, 7 requests, K=3)."
+    )
     assert advise(rows(case()))[0].startswith("Take checkpointing: 0.2"), "no fp32 was timed"
     measure(monkeypatch, dict.fromkeys(timed, 1.04))
-    assert advise(rows(case(state=DType.BF16)))[0] == "Stay with native: nothing here gains enough."
+    assert advise(rows(case(state=DType.BF16)))[0] == (
+        "Stay with native: the fastest that was timed, every-step, has 1.04x of the speed of vLLM's own kernels."
+    )
 
 
-def test_a_measured_speed_is_of_the_next_window_and_decode_has_its_own(
+def test_a_measured_speed_is_of_a_window_no_longer_and_decode_has_its_own(
     monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All policies are compared at one window, so that what was not timed there has no speed."""
+    measure(monkeypatch, {("every-step", Mode.EXACT): 1.5})
+    table = speeds.measured()
+    longer = replace(table.speeds[0], window=8, policy="checkpointing")
+    table = replace(table, speeds=(*table.speeds, longer))
+    g = case(state=DType.BF16).model.geometry
+    found = [table.of("every-step", g, Window(max_len=t)) for t in (1, 2, 4, 7, 8, 9)]
+    assert [speed and speed.window for speed in found] == [None, None, 4, 4, None, None]
+    assert table.of("checkpointing", g, Window(max_len=4)) is None
+    assert table.of("checkpointing", g, Window(max_len=8)) == longer
+    assert table.of("checkpointing", replace(g, state_dtype=DType.FP16), Window(max_len=8)) == longer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"read_dtype": DType.BF16}, {"record_dtype": DType.BF16}, {"stochastic": True}, {"head_k": 64}],
+    ids=str,
+)
+def test_formats_that_were_not_timed_have_no_speed(
+    change: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure(monkeypatch, {("every-step", Mode.EXACT): 1.5})
     g = case(state=DType.BF16).model.geometry
-    found = [speeds.measured().of("every-step", g, Window(max_len=t)) for t in (1, 2, 4, 5)]
-    assert [speed and speed.window for speed in found] == [None, 4, 4, None]
+    assert speeds.measured().of("every-step", g, Window(max_len=4)) is not None
+    assert speeds.measured().of("every-step", replace(g, **change), Window(max_len=4)) is None  # type: ignore[arg-type]
 
 
 def test_the_packages_speeds_are_of_the_benchmarks() -> None:
@@ -150,7 +173,10 @@ def test_the_packages_speeds_are_of_the_benchmarks() -> None:
         {"policy": "checkpointing", "ring": 4, "layer_us": 100.0, "accepted": 2.0},
         {"policy": "recover", "ring": 16, "layer_us": None},
     ]
-    (found,) = speeds.speeds_of([{"timings": [base | row for row in timed]}], 256)
+    older = [base | row | {"layer_us": 40.0} for row in timed if row["policy"] == "checkpointing"]
+    alone = [base | {"policy": "checkpointing", "ring": 8, "layer_us": 1.0, "accepted": 3.1}]
+    records = [{"timings": rows} for rows in (older, [base | row for row in timed], alone)]
+    (found,) = speeds.speeds_of(records, 256)
     assert (found.policy, found.ring, found.times, found.window) == ("checkpointing", 8, 2.0, 4)
     table = speeds.Measured(device="d", batch=256, speeds=(found,))
     assert json.loads(table.dumped())["speeds"][0]["times"] == 2.0

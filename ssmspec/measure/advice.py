@@ -51,12 +51,21 @@ def _take_in(rows: Sequence[Row], mode: str) -> str:
     names = Counter("native" if row is None else row.policy for row in best)
     taken = [row for row in best if row is not None]
     if not taken:
-        return f"Stay with native{mode}: nothing here gains enough."
+        return f"Stay with native{mode}: {_short(rows)}."
     verb = "Take" if taken[0].traffic else "Most requests fit with"
     if len(best) > 1:
         where = ", ".join(f"{name} in {n} of {len(best)} combinations" for name, n in names.most_common())
         return f"{verb} {where}{mode}{_gains(taken)}."
     return f"{verb} {taken[0].policy}{mode}{_gains(taken)}{_requests(rows, taken[0])}."
+
+
+def _short(rows: Sequence[Row]) -> str:
+    """Why nothing is better than native."""
+    timed = [row for row in rows if row.traffic and row.speed]
+    if len({id(row.case) for row in rows}) > 1 or not timed:
+        return "nothing here gains enough"
+    best = max(timed, key=_times)
+    return f"the fastest that was timed, {best.policy}, has {_times(best):.2f}x of the speed of vLLM's own kernels"
 
 
 def _best(rows: Sequence[Row]) -> Row | None:
@@ -65,12 +74,17 @@ def _best(rows: Sequence[Row]) -> Row | None:
     if others[0].traffic is None:
         most = max(rows, key=_held)  # the first of equals, and native comes first
         return most if most.policy != "native" else None
-    timed = [(speed.times, row) for row in others if (speed := row.speed)]
+    timed = [row for row in others if row.speed]
     if timed:
-        times, fastest = max(timed, key=lambda pair: pair[0])
-        return fastest if times >= 1 + MARGIN else None
+        fastest = max(timed, key=_times)
+        return fastest if _times(fastest) >= 1 + MARGIN else None
     best = min(others, key=_vs_native)
     return None if _vs_native(best) > 1 - MARGIN else best
+
+
+def _times(row: Row) -> float:
+    assert row.speed is not None
+    return row.speed.times
 
 
 def _held(row: Row) -> int:
@@ -84,19 +98,19 @@ def _vs_native(row: Row) -> float:
 
 
 def _gains(taken: Sequence[Row]) -> str:
+    """Of native's bytes, and of vLLM's speed where every one of them was timed."""
     if taken[0].traffic is None:
         return ""
-    text = f": {_span([_vs_native(row) for row in taken])} of native's bytes"
+    moved = f"{_span([_vs_native(row) for row in taken])} of native's bytes"
     found = [speed for row in taken if (speed := row.speed)]
     if len(found) < len(taken):
-        return text
+        return f": {moved}" + (", as far as bytes tell; not all of these layers were timed" if found else "")
     (first, *more), table = taken, speeds.measured()
-    other = not more and first.policy == "checkpointing" and found[0].ring != first.case.window.limit
-    best = f" with --ring {found[0].ring}" if other else ""
-    times = _span([speed.times for speed in found])
-    return (
-        f"{text}, {times} of the speed of vLLM's own kernels{best} ({table.device}, {table.batch} requests)"
-    )
+    other = not more and found[0].ring not in (None, first.case.window.limit)
+    ring = f" with --ring {found[0].ring}" if other else ""
+    times = f"{_span([speed.times for speed in found])} of the speed of vLLM's own kernels{ring}"
+    windows = ", ".join(f"K={n - 1}" for n in sorted({speed.window for speed in found}))
+    return f": {times} ({table.device}, {table.batch} requests, {windows})" + ("" if other else f", {moved}")
 
 
 def _span(ratios: Sequence[float]) -> str:
@@ -129,7 +143,7 @@ def _loses(curves: Sequence[Curve]) -> str:
         for c in curves
         if c.loses
     ]
-    return f"It loses: {'; '.join(found)} of native's bytes." if found else ""
+    return f"By bytes it loses: {'; '.join(found)} of native's bytes." if found else ""
 
 
 def _bits(rows: Sequence[Row]) -> str:

@@ -4,14 +4,14 @@ Exact replay is bound by instructions as much as by bytes, so the policy that mo
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ssmspec import presets
-from ssmspec.geometry import MAX_RING, Arch, DType, Geometry, Mode, Window
+from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.layout import POLICY_NAMES
 
 FILE = Path(__file__).parent / "measured" / "nvidia-h200.json"
@@ -30,7 +30,7 @@ class Speed:
     window: int
     mode: Mode
     policy: str
-    ring: int  # as it was asked for; every-step and recover take none
+    ring: int | None  # None where the policy keeps none between steps
     times: float  # of the speed of vLLM's faster path in the same run
 
 
@@ -43,12 +43,27 @@ class Measured:
     speeds: tuple[Speed, ...]
 
     def of(self, policy: str, g: Geometry, w: Window) -> Speed | None:
-        """The nearest measured window at or above, one token apart from the others, since standard decode has kernels
-        of its own; None where this layer's heads or state were not measured."""
-        key = (g.arch, g.head_k, g.head_v, g.state_dtype, w.mode, policy)
-        longest = 1 if w.max_len == 1 else MAX_RING
-        rows = [row for row in self.speeds if w.max_len <= row.window <= longest and _key(row) == key]
-        return min(rows, key=lambda row: row.window, default=None)
+        """At the longest measured window that is no longer, which is the same for all policies; one token is apart,
+        since standard decode has kernels of its own. A 16-bit state is a bf16 one.
+
+        None where no such layer was timed: other heads or formats, windows beyond the measured ones, or a policy that
+        was not in that run.
+        """
+        if (
+            g.read_dtype is not None
+            or g.record_dtype is not DType.FP32
+            or g.stochastic
+            or g.act_dtype is DType.FP32
+        ):
+            return None
+        state = DType.BF16 if g.state_dtype is DType.FP16 else g.state_dtype
+        key = (g.arch, g.head_k, g.head_v, state, w.mode)
+        rows = [row for row in self.speeds if _key(row) == key and (row.window == 1) == (w.max_len == 1)]
+        windows = {row.window for row in rows}
+        window = max((n for n in windows if n <= w.max_len), default=0)
+        if w.max_len > max(windows, default=0):
+            return None
+        return next((row for row in rows if (row.window, row.policy) == (window, policy)), None)
 
     def dumped(self) -> str:
         """As the file holds it: JSON, a row a line."""
@@ -57,7 +72,7 @@ class Measured:
 
 
 def _key(row: Speed) -> tuple[object, ...]:
-    return row.arch, row.head_k, row.head_v, row.state_dtype, row.mode, row.policy
+    return row.arch, row.head_k, row.head_v, row.state_dtype, row.mode
 
 
 @cache
@@ -75,20 +90,32 @@ def _loaded(row: dict[str, Any]) -> Speed:
 
 
 def speeds_of(records: Iterable[Mapping[str, Any]], batch: int) -> tuple[Speed, ...]:
-    """From whole layers that were timed beside vLLM's: the rows of benchmarks, at each window's largest mean of accepted."""
-    timed: dict[tuple[str, str, int], dict[float, list[Mapping[str, Any]]]] = {}
-    for row in (row for record in records for row in record["timings"]):
-        if row["batch"] == batch and row["layer_us"] is not None and row.get("fused", True):
-            cells = timed.setdefault((row["model"], row["state_dtype"], row["draft"] + 1), {})
-            cells.setdefault(row["accepted"], []).append(row)
+    """From whole layers that were timed beside vLLM's: the rows of benchmarks, at each window's largest mean of accepted.
+    A later record's rows take the place of an earlier one's."""
     found: dict[Speed, Speed] = {}
-    for cells in timed.values():
-        rows = cells[max(cells)]
-        stock = min((row["layer_us"] for row in rows if row["policy"].startswith(STOCK)), default=0.0)
-        for speed in (_speed(row, stock) for row in rows if stock and row["policy"] in OURS):
-            key = replace(speed, ring=0, times=0.0)
-            found[key] = max(speed, found.get(key, speed), key=lambda one: one.times)
+    for record in records:
+        timed: dict[tuple[str, str, int], dict[float, list[Mapping[str, Any]]]] = {}
+        for row in record["timings"]:
+            if row["batch"] == batch and row["layer_us"] is not None and row.get("fused", True):
+                cells = timed.setdefault((row["model"], row["state_dtype"], row["draft"] + 1), {})
+                cells.setdefault(row["accepted"], []).append(row)
+        found |= {_cell(speed): speed for cells in timed.values() for speed in _best(cells[max(cells)])}
     return tuple(found.values())
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> list[Speed]:
+    """Each policy's fastest ring, where vLLM's kernels were in the same run."""
+    stock = min((row["layer_us"] for row in rows if row["policy"].startswith(STOCK)), default=None)
+    if stock is None:
+        return []
+    best: dict[Speed, Speed] = {}
+    for speed in (_speed(row, stock) for row in rows if row["policy"] in OURS):
+        best[_cell(speed)] = max(speed, best.get(_cell(speed), speed), key=lambda one: one.times)
+    return list(best.values())
+
+
+def _cell(speed: Speed) -> Speed:
+    return replace(speed, ring=None, times=0.0)
 
 
 def _speed(row: Mapping[str, Any], stock: float) -> Speed:
@@ -101,6 +128,6 @@ def _speed(row: Mapping[str, Any], stock: float) -> Speed:
         window=row["draft"] + 1,
         mode=Mode(row["mode"]),
         policy=row["policy"],
-        ring=row["ring"],
+        ring=row["ring"] if row["policy"] == "checkpointing" else None,
         times=round(stock / row["layer_us"], 2),
     )
