@@ -139,8 +139,8 @@ def record(name: str, loads: list[int], played: Json) -> Json:
     blocks = re.findall(r"Setting attention block size to (\d+)", played["log"])
     return {
         "engine": name,
-        "requests_of_4096_tokens_that_fit": float(fits[-1]),
-        "attention_block": int(blocks[-1]),
+        "requests_of_4096_tokens_that_fit": float(fits[-1]) if fits else None,
+        "attention_block": int(blocks[-1]) if blocks else None,
         "start_seconds": round(played["seconds"]["start"], 1),
         "runs": [
             {"requests": n, "seconds": round(s, 4), "tok_s": round(n * NEW / s, 1)}

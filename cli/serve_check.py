@@ -73,7 +73,9 @@ def serve_check(
     else:
         table.show(out(), table.squared([_cells(r) for r in rows]), ["policy"])
         typer.echo(f"native: {_baseline()}")
-        typer.echo("\n".join(line for r in rows if r["error"] for line in r["log"]), nl=False, err=True)
+        for r in rows:
+            if r["error"] and r["log"]:
+                typer.echo("\n".join([f"{r['policy']}:", *r["log"]]), err=True)
     if any(r["error"] or (mode is Mode.EXACT and not r["tokens_equal"]) for r in rows):
         raise typer.Exit(1)
 

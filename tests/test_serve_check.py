@@ -95,7 +95,7 @@ def test_an_engine_that_fails_is_told_and_ends_badly(monkeypatch: pytest.MonkeyP
     found = run("some/model", "--policy", "recover")
     assert found.exit_code == 1
     assert "ValueError: no" in found.stdout
-    assert found.stderr.endswith("starting\nValueError: no")
+    assert found.stderr.endswith("recover:\nstarting\nValueError: no\n")
     row = rows("some/model", "--policy", "recover")["recover"]
     assert (row["error"], row["log"]) == ("ValueError: no", ["starting", "ValueError: no"])
 

@@ -116,3 +116,10 @@ def test_engines_compute_alike_unless_the_environment_says_otherwise(monkeypatch
     assert alike == ["cuda", "1", "0"]
     plain = engine.play({"waves": []}, lambda line: None, 60, settings={})["log"].split("\n")[:3]
     assert plain == ["cuda", "None", "None"]
+
+
+def test_a_player_in_a_shells_group_leaves_the_shell_alive() -> None:
+    wait = "from ssmspec.runtime.vllm import play; import time; play.end_with_caller(); time.sleep(0.5)"
+    script = f'{sys.executable} -c "{wait}" < /dev/null; echo alive'
+    said = subprocess.run(["sh", "-c", script], start_new_session=True, capture_output=True, text=True)
+    assert said.stdout == "alive\n"

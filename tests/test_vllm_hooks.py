@@ -62,3 +62,7 @@ def test_a_policy_of_a_config_is_an_error_where_a_config_can_be_seen(monkeypatch
     assert VllmConfig("native").started
     with pytest.raises(RuntimeError, match=r"no EngineArgs.add_cli_args, which ssmspec needs"):
         VllmConfig("recover")
+
+
+def test_a_stock_config_is_looked_at_no_further() -> None:
+    assert hooks._requested(SimpleNamespace(model_config=object(), additional_config=None)).stock

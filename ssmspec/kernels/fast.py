@@ -33,7 +33,7 @@ REGISTERS_A_PROCESSOR = 65536
 SHARED_A_PROCESSOR, SHARED_RESERVED = 227 * 1024, 1024  # bytes; the latter per program
 COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
 LEAST_PAST = 16  # records: the depth of a product
-LONGEST_PAIRED = 8  # tokens of KDA, whose couplings are written out pair by pair: 16 take minutes to compile, and spill
+LONGEST_PAIRED = 8  # tokens of KDA: its couplings are written out pair by pair, and 16 compile for minutes
 
 
 @dataclass(frozen=True, kw_only=True)

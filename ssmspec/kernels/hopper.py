@@ -18,10 +18,7 @@ from ssmspec.kernels.hopper_shape import Order, Shape, power_of_2
 
 HEAD = {Arch.GDN: (128, 128), Arch.KDA: (128, 128), Arch.MAMBA2: (128, 64)}  # K and V
 MAX_LEN = 16
-LONG, MANY = (
-    8,
-    2048,
-)  # tokens, and heads of a batch, from which on a program takes all tiles of a head in a row
+LONG, MANY = 8, 2048  # tokens and heads of a batch from which on a program takes a head's tiles in a row
 STATES = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 
 

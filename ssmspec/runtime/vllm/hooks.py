@@ -111,6 +111,8 @@ def _requested(vllm_config: Any) -> config.ServeConfig:
     if not isinstance(additional, dict):
         additional = {}
     serve = config.resolve({}, additional, os.environ)
+    if serve.stock:
+        return serve
     if model is None or model.runner_type == "draft" or model.is_submodel_config:
         return config.ServeConfig()
     return serve

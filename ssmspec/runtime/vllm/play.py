@@ -63,7 +63,12 @@ def main(source: Path, target: Path) -> None:
 
 
 def end_with_caller() -> None:
-    """Kill this process group, the engine's own processes among it, once standard input ends: whoever started it is gone."""
+    """Kill this process group, the engine's own processes among it, once standard input ends: whoever started it is gone.
+
+    Only where the group is this process's own; a shell's would go with it.
+    """
+    if os.getpgrp() != os.getpid():
+        return
 
     def watch() -> None:
         os.read(0, 1)  # not sys.stdin, whose lock an interpreter that ends would wait for
