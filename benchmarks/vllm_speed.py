@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ssmspec_cli.engine import play
+from ssmspec_cli.engine import ending, fits, play
 
 Json = dict[str, Any]
 PROMPT, NEW, LONGEST, VOCABULARY, K = 64, 512, 4096, 32768, 3
@@ -133,13 +133,12 @@ def wave(requests: int, new: int, seed: int) -> Json:
 def record(name: str, loads: list[int], played: Json) -> Json:
     """What is kept of one engine: the last waves are the loads."""
     if played["error"]:
-        return {"engine": name, "error": played["error"], "log": played["log"].splitlines()[-40:]}
+        return {"engine": name, "error": played["error"], "log": ending(played["log"])}
     seconds = played["seconds"]["waves"][-len(loads) :]
-    fits = re.findall(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", played["log"])
     blocks = re.findall(r"Setting attention block size to (\d+)", played["log"])
     return {
         "engine": name,
-        "requests_of_4096_tokens_that_fit": float(fits[-1]) if fits else None,
+        "requests_of_4096_tokens_that_fit": fits(played["log"])[0],
         "attention_block": int(blocks[-1]) if blocks else None,
         "start_seconds": round(played["seconds"]["start"], 1),
         "runs": [

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ALIKE = {KERNEL: "triton", "VLLM_TRITON_FORCE_FIRST_CONFIG": "1", "VLLM_ENABLE_V
 """What makes engines compute the same: the decode kernel whose bits are exact mode's; one tile of autotuned kernels, where
 each engine might pick another; and a core in the caller's process, which takes no step before all requests are there."""
 PLAYER = ("-m", "ssmspec.runtime.vllm.play")
+LINES = 40  # of a failed engine's log, as records keep them
 ENDS = 20.0  # seconds that an engine has to end in, once what it generated is there
 
 
@@ -87,6 +89,17 @@ def _unwound_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ending(log: str) -> list[str]:
+    """What a record keeps of a failed engine's log."""
+    return log.splitlines()[-LINES:]
+
+
+def fits(log: str) -> tuple[float | None, int | None]:
+    """How many requests fit by the engine's own word, and of how many tokens each; None where it said nothing."""
+    said = re.findall(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x", log)
+    return (float(said[-1][1]), int(said[-1][0].replace(",", ""))) if said else (None, None)
 
 
 def _last(log: Path) -> str:

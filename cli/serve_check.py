@@ -3,7 +3,6 @@
 import json as json_format
 import os
 import random
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,12 @@ from ssmspec.layout import POLICY_NAMES
 
 from . import parse, table
 from .console import out, progress
-from .engine import KERNEL, play
+from .engine import KERNEL, ending, fits, play
 from .errors import UsageError
 
 Json = dict[str, Any]
 SYNTHETIC = [0.8, 0.6, 0.4]
 WIDTH = 100  # of an engine's last line, as it is shown
-LINES = 40  # of a failed engine's log, as JSON keeps them
 WARM = 16  # tokens of a request that are generated before the clock starts
 
 
@@ -161,7 +159,7 @@ def row(policy: str, native: Json, ours: Json) -> Json:
         return {
             "policy": policy,
             "error": ours["error"] or f"native: {native['error']}",
-            "log": ours["log"].splitlines()[-LINES:] if ours["error"] else [],
+            "log": ending(ours["log"]) if ours["error"] else [],
             "tokens_equal": False,
         }
     pairs = [
@@ -174,7 +172,7 @@ def row(policy: str, native: Json, ours: Json) -> Json:
     drafts = metrics.get("vllm:spec_decode_num_drafts") or 0
     accepted = metrics.get("vllm:spec_decode_num_accepted_tokens_per_pos") or []
     prompted = metrics.get("vllm:prompt_tokens") or 0
-    fits = re.findall(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x", ours["log"])
+    concurrency, concurrency_tokens = fits(ours["log"])
     return {
         "policy": policy,
         "error": None,
@@ -185,8 +183,8 @@ def row(policy: str, native: Json, ours: Json) -> Json:
         "acceptance": [round(n / drafts, 3) for n in accepted] if drafts else [],
         "tokens_per_second": made / sum(seconds["waves"][1:]),
         "start_seconds": seconds["start"],
-        "concurrency": float(fits[-1][1]) if fits else None,
-        "concurrency_tokens": int(fits[-1][0].replace(",", "")) if fits else None,
+        "concurrency": concurrency,
+        "concurrency_tokens": concurrency_tokens,
         "prefix_hit_rate": sum(b["cached"] or 0 for _, b in pairs) / prompted if prompted else None,
         "workers": ours["report"],
     }
