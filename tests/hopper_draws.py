@@ -80,7 +80,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = [hopper_tile, hopper_fetch, hopper_verify, hopper_prepare]
     for name in ("verify_window", "prepare_window"):
         monkeypatch.setattr(hopper_call, name, gluon_on_cpu.Kernel(getattr(hopper_call, name), modules))
-    monkeypatch.setattr(hopper_call, "_resident", lambda *_: 3)  # programs: each meets several tiles
+    monkeypatch.setattr(hopper_call, "at_once", lambda *_: 3)  # programs: each meets several tiles
 
 
 def near(got: Tensor, wanted: Tensor, of: torch.dtype | None = None) -> None:

@@ -18,7 +18,7 @@ from ssmspec.step import Step
 
 pytest.importorskip("triton.experimental.gluon")
 
-from ssmspec.kernels import fast, fast_mma, fast_norm, fast_store, fast_tile
+from ssmspec.kernels import fast, fast_mma, fast_norm, fast_store, fast_tile, launch
 
 
 class Machine(gluon_on_cpu.Machine):
@@ -90,7 +90,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=3)
     )
-    monkeypatch.setattr(fast, "REGISTERS_A_PROCESSOR", 255 * 32 * 4)  # a program: each meets several tiles
+    monkeypatch.setattr(launch, "REGISTERS_A_PROCESSOR", 256 * 32 * 4)  # a program: each meets several tiles
 
 
 class Run:

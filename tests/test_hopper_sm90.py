@@ -35,7 +35,7 @@ def test_a_window_with_replay_has_no_spills(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hopper_call, "_resident", lambda *_: 1)
+    monkeypatch.setattr(hopper_call, "at_once", lambda *_: 1)
     g, w, draw = of_arch(arch, store, 2, 4), Window(max_len=t, ring_len=8), Draw(0)
     ring, none = layout.ring("checkpointing", w), torch.zeros(3, dtype=torch.int32)
     ends = none.long() if layout.rounds_at_ends("checkpointing", g, w) else None

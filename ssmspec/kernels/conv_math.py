@@ -21,7 +21,7 @@ class Shape(NamedTuple):
     PT: int  # T, to a power of 2
     BLOCK: int
     COMPILED: bool
-    FAST: bool  # silu of fast mode
+    FAST: bool  # silu of fast mode, compiled
 
 
 @triton.jit
@@ -112,4 +112,4 @@ def output(inputs, taps, t: tl.constexpr, c: tl.constexpr):
         y = add_product(y, inputs[t + tap * c.DILATION], taps[tap])
     if len(taps) > W:
         y += taps[W].to(tl.float32)
-    return fast_silu(y) if c.FAST & c.COMPILED else silu(y, c.COMPILED)
+    return fast_silu(y) if c.FAST else silu(y, c.COMPILED)

@@ -197,6 +197,7 @@ class ConvRing(ConvWindow):
 
     def shape(self, rows: int, block: int, fast: bool = False) -> Shape:
         channels, ring = self.field.shape[-2:]
+        compiled = not triton.knobs.runtime.interpret
         return Shape(
             D=channels,
             W=self.conv.width,
@@ -206,6 +207,6 @@ class ConvRing(ConvWindow):
             T=rows,
             PT=power(rows),
             BLOCK=min(block, power(channels)),
-            COMPILED=not triton.knobs.runtime.interpret,
-            FAST=fast,
+            COMPILED=compiled,
+            FAST=fast and compiled,
         )

@@ -16,6 +16,7 @@ from ssmspec.kernels.choices import Kernel, Launch
 from ssmspec.kernels.fast_shape import Couplings, Cursors, Gates, Shape
 from ssmspec.kernels.fast_tile import Call
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS
+from ssmspec.kernels.launch import at_once
 from ssmspec.kernels.norm import GatedNorm
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs
@@ -29,8 +30,7 @@ MAX_REGISTERS = {
     2: 168,
     4: None,
 }  # by bytes per element of state: three programs fit on a multiprocessor, or two
-REGISTERS_A_PROCESSOR = 65536
-SHARED_A_PROCESSOR, SHARED_RESERVED = 227 * 1024, 1024  # bytes; the latter per program
+SHARED_A_PROGRAM = 225 * 1024  # bytes, a little less than there are
 COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
 LEAST_PAST = 16  # records: the depth of a product
 LONGEST_PAIRED = 8  # tokens of KDA: its couplings are written out pair by pair, and 16 compile for minutes
@@ -179,7 +179,7 @@ def _shape(
 def _has_room(layer: Layer, x: Tokens, c: Shape) -> bool:
     """Whether a program of the Gluon kernel fits on a multiprocessor."""
     probe = 4 if c.CHANNELS else x.k.element_size()
-    return c.shared(layer.state.element_size(), probe) <= SHARED_A_PROCESSOR - 2 * SHARED_RESERVED
+    return c.shared(layer.state.element_size(), probe) <= SHARED_A_PROGRAM
 
 
 def _norms(g: Geometry, x: Gated, warps: int) -> bool:
@@ -233,10 +233,7 @@ def _multiply(call: Call, c: Shape, programs: dict[Any, int], registers: int | N
     key = (c, call.state.dtype, registers)
     if key not in programs:
         kernel = fast_mma.window.warmup(call, c, grid=(1,), **options)
-        by_registers = REGISTERS_A_PROCESSOR // ((registers or 255) * 32 * warps)
-        by_shared = SHARED_A_PROCESSOR // (kernel.metadata.shared + SHARED_RESERVED)
-        processors = torch.cuda.get_device_properties(call.out.device).multi_processor_count
-        programs[key] = max(1, min(by_registers, by_shared)) * processors
+        programs[key] = at_once(kernel.metadata.shared, warps, registers, call.out.device)
     fast_mma.window[(min(call.tiles // c.BLOCKS, programs[key]),)](call, c, **options)
 
 

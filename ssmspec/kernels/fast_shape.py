@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
 
-from ssmspec.kernels.hopper_shape import revision
+from ssmspec.kernels.heads import Recurrent, revision
 
 
 class Cursors(NamedTuple):
@@ -38,21 +38,15 @@ class Gates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(Recurrent):
     """A geometry, the padded sizes of a window and its history, and a tile.
 
     Every token has probes, the vectors that the state is multiplied with: k and q for the delta rules, side by
     side, and q alone for Mamba2.
     """
 
-    ARCH: str
     SOFTPLUS: bool
     BOUND: float | None
-    H: int
-    HV: int
-    K: int
-    V: int
-    T: int
     R: int
     TP: int  # tokens, padded
     HP: int  # most committed records, padded; 0: there is no history
@@ -61,15 +55,6 @@ class Shape:
     REVISION: str = revision(__file__)  # of the properties below, which Triton's cache on disk does not see
     GATE: str | None = None  # of normed outputs, as norm.Gate has it; None: outputs are stored as they are
     EPS: float = 0.0  # of their norm
-
-    @property
-    def MAMBA(self) -> bool:
-        return self.ARCH == "mamba2"
-
-    @property
-    def CHANNELS(self) -> bool:
-        """Whether decays are per channel."""
-        return self.ARCH == "kda"
 
     @property
     def PROBES(self) -> int:
@@ -84,10 +69,6 @@ class Shape:
     @property
     def KP(self) -> int:
         return 1 << (self.K - 1).bit_length()
-
-    @property
-    def GROUP(self) -> int:
-        return self.HV // self.H
 
     @property
     def SHARED(self) -> int:

@@ -13,8 +13,9 @@ from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels import choices
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel
+from ssmspec.kernels.heads import power_of_2
 from ssmspec.kernels.hopper_call import MAX_REGISTERS, Call
-from ssmspec.kernels.hopper_shape import Order, Shape, power_of_2
+from ssmspec.kernels.hopper_shape import Order, Shape
 
 HEAD = {Arch.GDN: (128, 128), Arch.KDA: (128, 128), Arch.MAMBA2: (128, 64)}  # K and V
 MAX_LEN = 16

@@ -14,15 +14,13 @@ from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS, Prepared
 from ssmspec.kernels.hopper_prepare import PrepareShape, prepare_window
 from ssmspec.kernels.hopper_shape import Shape
 from ssmspec.kernels.hopper_verify import verify_window
-from ssmspec.kernels.launch import strides
+from ssmspec.kernels.launch import at_once, strides
 from ssmspec.kernels.prepare import Room
 from ssmspec.kernels.triton_records import Records
 from ssmspec.kernels.window import Inputs
 
 PIECE = 16  # bytes of an asynchronous copy; Triton believes in their alignment if strides divide by as much
 MAX_REGISTERS = 128  # per thread, so that 16 warps fit on a multiprocessor
-REGISTERS_A_PROCESSOR, REGISTERS_A_PIECE = 65536, 8  # of a warp's lane; they are given out in pieces
-SHARED_A_PROCESSOR, SHARED_RESERVED = 228 * 1024, 1024  # bytes; the latter per program
 
 
 class Ring(NamedTuple):
@@ -154,17 +152,10 @@ class Call:
         key = shape, registers
         if key not in programs:
             kernel = verify_window.warmup(*arguments, grid=(1,), **options)
-            programs[key] = _resident(kernel.metadata.shared, shape.WARPS, registers, self.out.device)
+            programs[key] = at_once(kernel.metadata.shared, shape.WARPS, registers, self.out.device)
         verify_window[(min(tiles, programs[key]),)](*arguments, **options)
 
 
 def _in_pieces(x: Tensor) -> Tensor:
     """A copy where the kernel could not load whole pieces."""
     return x.contiguous() if any(n % PIECE for n in (x.data_ptr(), *x.stride()[:3])) else x
-
-
-def _resident(shared: int, warps: int, registers: int, device: torch.device) -> int:
-    """Programs that run at once on the whole device."""
-    lane = -(-registers // REGISTERS_A_PIECE) * REGISTERS_A_PIECE
-    each = min(REGISTERS_A_PROCESSOR // (lane * 32 * warps), SHARED_A_PROCESSOR // (shared + SHARED_RESERVED))
-    return each * torch.cuda.get_device_properties(device).multi_processor_count

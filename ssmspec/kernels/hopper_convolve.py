@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.conv_math import silu
+from ssmspec.kernels.heads import Heads, power_of_2, revision
 from ssmspec.kernels.hopper_prepare import EPS, _cursors, _gates, _pack
-from ssmspec.kernels.hopper_shape import power_of_2, revision
 from ssmspec.kernels.hopper_tile import hand_over
 
 REVISION = revision(__file__)
@@ -38,13 +38,9 @@ class Ring(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerShape:
+class LayerShape(Heads):
     """What the kernel is compiled for. A program serves HEADS heads of q, k or v in all tokens, or a row's gates."""
 
-    H: int
-    HV: int
-    K: int
-    T: int
     W: int  # taps
     DILATION: int
     INPUTS: int  # in a ring of conv inputs
@@ -54,14 +50,6 @@ class LayerShape:
     HEADS: int = 8
     WARPS: int = 4
     REVISION: str = REVISION
-
-    @property
-    def WINDOW(self) -> int:
-        return power_of_2(self.T)
-
-    @property
-    def GROUP(self) -> int:
-        return self.HV // self.H
 
     @property
     def VALUES(self) -> int:

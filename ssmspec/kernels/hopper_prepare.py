@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ssmspec.kernels.heads import Heads, power_of_2, revision
 from ssmspec.kernels.hopper_fetch import BASE, COUNT, FLUSH, ROW, SLOT
-from ssmspec.kernels.hopper_shape import bits, power_of_2, revision
+from ssmspec.kernels.hopper_shape import bits
 from ssmspec.kernels.hopper_tile import hand_over
 
 EPS = gl.constexpr(1e-6)  # of the l2 norm
@@ -18,27 +19,15 @@ REVISION = revision(__file__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareShape:
+class PrepareShape(Heads):
     """What a prepare kernel is compiled for. A program serves HEADS key heads of one token."""
 
-    H: int
-    HV: int
-    K: int
-    T: int
     R: int = 0  # ring length; 0: nothing is recorded
     HISTORY: bool = False
     ENDS: bool = False
     HEADS: int = 8
     WARPS: int = 4
     REVISION: str = REVISION
-
-    @property
-    def WINDOW(self) -> int:
-        return power_of_2(self.T)
-
-    @property
-    def GROUP(self) -> int:
-        return self.HV // self.H
 
     @property
     def VALUES(self) -> int:

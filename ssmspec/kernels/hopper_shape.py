@@ -4,12 +4,12 @@ A plain Triton kernel cannot choose how a [BV, K] tile lies: a row is spread ove
 mostly shuffles. Here a lane keeps K / LANES keys of a row, most of which are added inside the thread.
 """
 
-import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 from triton.experimental.gluon import language as gl
+
+from ssmspec.kernels.heads import Recurrent, revision
 
 
 class Order(IntEnum):
@@ -24,28 +24,13 @@ def bits(n: int) -> list[int]:
     return [1 << i for i in range((n - 1).bit_length())]
 
 
-def power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def revision(path: str) -> str:
-    """Of a source file. Triton's cache on disk does not see the code of layouts, so it is compiled in by this."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
 REVISION = revision(__file__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(Recurrent):
     """What a verify kernel is compiled for."""
 
-    ARCH: str = "gdn"
-    H: int
-    HV: int
-    K: int
-    V: int
-    T: int
     R: int = 0  # ring length; 0: there are no records
     HISTORY: int = 0  # most committed records, a power of 2; 0: there is no history
     ENDS: bool = False  # round at the recorded ends of accepted steps
@@ -57,19 +42,6 @@ class Shape:
     WARPS: int = 4
     SHARED: int = 1  # tiles of a head that a program takes in a row, with keys and queries normed once
     REVISION: str = REVISION
-
-    @property
-    def WINDOW(self) -> int:
-        return power_of_2(self.T)
-
-    @property
-    def MAMBA(self) -> bool:
-        return self.ARCH == "mamba2"
-
-    @property
-    def CHANNELS(self) -> bool:
-        """Whether decays are per channel."""
-        return self.ARCH == "kda"
 
     @property
     def SWAPS(self) -> bool:
@@ -84,10 +56,6 @@ class Shape:
     @property
     def SCALE(self) -> float:
         return float(self.K**-0.5)
-
-    @property
-    def GROUP(self) -> int:
-        return self.HV // self.H
 
     @property
     def BLOCKS(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
@@ -14,6 +15,13 @@ from ssmspec.geometry import DType, Geometry
 from ssmspec.kernels import choices
 from ssmspec.kernels.choices import Kernel
 from ssmspec.kernels.triton_records import Shape
+
+REGISTERS_A_PROCESSOR, REGISTERS_A_PIECE = (
+    65536,
+    8,
+)  # the latter of a warp's lane: they are given out in pieces
+SHARED_A_PROCESSOR, SHARED_RESERVED = 228 * 1024, 1024  # bytes; the latter per program
+MOST_REGISTERS = 255  # of a thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +133,10 @@ def column(name: str, t: Tensor) -> Tensor:
     """One number per batch row; a strided column of a table is copied, since the kernels read neighbours."""
     assert t.dim() == 1, name
     return t.contiguous()
+
+
+def at_once(shared: int, warps: int, registers: int | None, device: torch.device) -> int:
+    """Programs with so much shared memory that run at once on a whole Hopper device."""
+    lane = -(-(registers or MOST_REGISTERS) // REGISTERS_A_PIECE) * REGISTERS_A_PIECE
+    each = min(REGISTERS_A_PROCESSOR // (lane * 32 * warps), SHARED_A_PROCESSOR // (shared + SHARED_RESERVED))
+    return max(1, each) * torch.cuda.get_device_properties(device).multi_processor_count
