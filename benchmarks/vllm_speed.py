@@ -1,7 +1,7 @@
 """Tokens per second of a vLLM server under the policies: one engine after another, each with the GPU to itself, dummy
 weights, synthetic acceptance of 2.95 tokens a step with three drafts, prompts of 64 tokens, 512 new ones.
 
-    python benchmarks/vllm_speed.py qwen3.5-4b native,checkpointing,fast --requests 256,512
+    python benchmarks/vllm_speed.py qwen3.5-4b native,checkpointing,fast --requests 256,512 --compiled
 
 ENGINES: native (stock vLLM), none (stock vLLM without speculation), recover, every-step, checkpointing, or fast
 (checkpointing in fast mode), the two also with a ring length, as checkpointing-16. Prints a JSON record per engine, as
@@ -85,8 +85,8 @@ def config(shape: str) -> Json:
     return {**of, "layer_types": kinds * (of["num_hidden_layers"] // len(kinds))}
 
 
-def engine(folder: Path, name: str, most: int) -> Json:
-    """Arguments of vLLM's LLM: ``most`` requests at once."""
+def engine(folder: Path, name: str, most: int, compiled: bool = False) -> Json:
+    """Arguments of vLLM's LLM: ``most`` requests at once; ``compiled`` as by vLLM's default, or not at all."""
     who, _, ring = name.partition("-")
     drafts = 0 if who == "none" else K
     sizes = [n for n in (1, 2, 4, 8, 16, 32, *range(64, most + 1, 64)) if n <= most]
@@ -103,8 +103,7 @@ def engine(folder: Path, name: str, most: int) -> Json:
         "attention_backend": "TRITON_ATTN",
         "gdn_prefill_backend": "triton",
         "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
+            **({} if compiled else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}),
             "cudagraph_capture_sizes": [n * (1 + drafts) for n in sizes],
         },
     }
@@ -156,6 +155,7 @@ def main() -> None:
     ask.add_argument(
         "--requests", default="1,256,512", help="loads, one after another (default: %(default)s)"
     )
+    ask.add_argument("--compiled", action="store_true", help="let vLLM compile the model, as is its default")
     ask.add_argument("--engine", default="{}", help="more arguments of vLLM's LLM, as JSON")
     of = ask.parse_args()
     loads = [int(n) for n in of.requests.split(",")]
@@ -163,7 +163,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config(of.shape)))
         for name in of.engines.split(","):
-            arguments = {**engine(Path(folder), name, max(loads)), **json.loads(of.engine)}
+            arguments = {**engine(Path(folder), name, max(loads), of.compiled), **json.loads(of.engine)}
             waves = [*warm, *(wave(n, NEW, seed=2) for n in loads)]
             scenario = {"engine": arguments, "waves": waves, "logprobs": None}
             played = play(scenario, lambda line: None, limit=3600, settings={})

@@ -32,7 +32,7 @@ def play(
     """What came out of one engine; {"error"} where it failed or took more than ``limit`` seconds, "log" in any case.
     ``tell`` hears the log's last line. ``settings`` are of vLLM's environment, where this process's says nothing else."""
     if importlib.util.find_spec("vllm") is None:
-        raise UsageError("serve-check needs vLLM: install ssmspec[vllm]")
+        raise UsageError("no vLLM is installed: install ssmspec[vllm]")
     with _unwound_by_sigterm(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, target, log = (Path(folder) / name for name in ("in.json", "out.json", "log"))
         source.write_text(json.dumps(scenario))
@@ -47,10 +47,7 @@ def play(
             code = process.poll()  # None: it has to be ended
         said = log.read_text(errors="replace")
         if code is None and not target.exists():
-            return {
-                "error": f"no answer within {limit:g} s (--limit); its last words: {_last(log)}",
-                "log": said,
-            }
+            return {"error": f"no answer within {limit:g} s; its last words: {_last(log)}", "log": said}
         if code or not target.exists():
             lines = [line for line in said.splitlines() if "Error" in line] or ["no output"]
             return {"error": lines[-1].strip(), "log": said}

@@ -124,7 +124,7 @@ def test_a_folder_without_weights_is_served_with_dummies(
 
 def test_without_vllm_or_without_the_folder_there_is_a_sentence(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is None:
-        assert "serve-check needs vLLM" in run(str(tmp_path)).output
+        assert "no vLLM is installed" in run(str(tmp_path)).output
     result = run(str(tmp_path / "gone"))
     assert result.exit_code == 2
     assert "no such folder" in result.output

@@ -43,7 +43,7 @@ def test_an_engine_that_gives_no_answer_in_time_has_failed(monkeypatch: pytest.M
     script = "import time; print('tuning kernels', flush=True); time.sleep(600)"
     monkeypatch.setattr(engine, "PLAYER", ("-c", script))
     found = engine.play({"waves": []}, lambda line: None, 2)
-    assert found["error"] == "no answer within 2 s (--limit); its last words: tuning kernels"
+    assert found["error"] == "no answer within 2 s; its last words: tuning kernels"
 
 
 CALLER = """

@@ -43,6 +43,14 @@ def test_without_speculation_there_are_no_drafts(tmp_path: Path) -> None:
     assert drafting["compilation_config"]["cudagraph_capture_sizes"] == [4, 8, 16, 32]
 
 
+def test_compiled_is_what_vllm_does_by_itself(tmp_path: Path) -> None:
+    compiled = speed.engine(tmp_path, "native", 8, compiled=True)
+    assert compiled["compilation_config"] == {"cudagraph_capture_sizes": [4, 8, 16, 32]}
+    plain = speed.engine(tmp_path, "native", 8)
+    assert plain["compilation_config"]["mode"] == 0
+    assert {**plain, "compilation_config": None} == {**compiled, "compilation_config": None}
+
+
 def test_tokens_per_second_are_of_the_loads_and_not_of_what_warmed_up() -> None:
     log = "Maximum concurrency for 4,096 tokens per request: 261.00x\nSetting attention block size to 544 tokens"
     played = {
