@@ -21,6 +21,7 @@ KERNEL = "VLLM_GDN_DECODE_KERNEL"
 ALIKE = {KERNEL: "triton", "VLLM_TRITON_FORCE_FIRST_CONFIG": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """What makes engines compute the same: the decode kernel whose bits are exact mode's; one tile of autotuned kernels, where
 each engine might pick another; and a core in the caller's process, which takes no step before all requests are there."""
+CHOICE = "SSMSPEC_"  # of the environment: a policy and its settings, which a scenario has for itself
 PLAYER = ("-m", "ssmspec.runtime.vllm.play")
 LINES = 40  # of a failed engine's log, as records keep them
 ENDS = 20.0  # seconds that an engine has to end in, once what it generated is there
@@ -30,7 +31,8 @@ def play(
     scenario: Json, tell: Callable[[str], None], limit: float, settings: Mapping[str, str] = ALIKE
 ) -> Json:
     """What came out of one engine; {"error"} where it failed or took more than ``limit`` seconds, "log" in any case.
-    ``tell`` hears the log's last line. ``settings`` are of vLLM's environment, where this process's says nothing else."""
+    ``tell`` hears the log's last line. ``settings`` are of vLLM's environment, where this process's says nothing else;
+    the scenario alone chooses a policy."""
     if importlib.util.find_spec("vllm") is None:
         raise UsageError("no vLLM is installed: install ssmspec[vllm]")
     with _unwound_by_sigterm(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -60,9 +62,10 @@ def _running(command: list[str], log: Path, settings: Mapping[str, str]) -> Iter
     an engine's processes lives. Its input is a pipe that closes with this process, however that ends. What it leaves in its
     folder of temporary files is the log's folder's."""
     with log.open("wb") as stream:
+        here = {name: value for name, value in os.environ.items() if not name.startswith(CHOICE)}
         process = subprocess.Popen(
             command,
-            env={**settings, **os.environ, "TMPDIR": str(log.parent)},
+            env={**settings, **here, "TMPDIR": str(log.parent)},
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ import json as json_format
 import os
 import random
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,13 @@ WIDTH = 100  # of an engine's last line, as it is shown
 WARM = 16  # tokens of a request that are generated before the clock starts
 
 
+class Method(StrEnum):
+    """Drafters that need no checkpoint of their own."""
+
+    MTP = "mtp"
+    NGRAM = "ngram"
+
+
 def serve_check(
     model: Annotated[
         str,
@@ -36,7 +44,7 @@ def serve_check(
     ] = ",".join(POLICY_NAMES),
     mode: Annotated[Mode, typer.Option(help="Arithmetic of the policies.")] = Mode.EXACT,
     draft: Annotated[int, typer.Option(help="Drafted tokens K.", min=1)] = 3,
-    method: Annotated[str, typer.Option(help="Who drafts: mtp or ngram.")] = "mtp",
+    method: Annotated[Method, typer.Option(help="Who drafts.")] = Method.MTP,
     requests: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 8,
     prompt: Annotated[int, typer.Option(help="Tokens of the longest prompt.", min=1)] = 300,
     tokens: Annotated[int, typer.Option(help="Generated tokens of a request.", min=1)] = 200,
@@ -82,15 +90,15 @@ def _hear(tell: Callable[[str], None], policy: str, line: str) -> None:
     tell(f"{policy}: {line[:WIDTH]}")
 
 
-def _arguments(model: str, method: str, draft: int, engine: str) -> Json:
+def _arguments(model: str, method: Method, draft: int, engine: str) -> Json:
     try:
         more = json_format.loads(engine)
     except ValueError as error:
         raise UsageError(f"--engine is not JSON: {error}") from None
     if not isinstance(more, dict):
         raise UsageError(f'--engine {engine} is not an object such as {{"max_model_len": 4096}}')
-    drafting: Json = {"method": method, "num_speculative_tokens": draft}
-    if method == "ngram":
+    drafting: Json = {"method": str(method), "num_speculative_tokens": draft}
+    if method is Method.NGRAM:
         drafting |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
     else:
         rates = [*SYNTHETIC, *[SYNTHETIC[-1]] * draft][:draft]
@@ -110,10 +118,12 @@ def _arguments(model: str, method: str, draft: int, engine: str) -> Json:
 
 
 def _with(arguments: Json, policy: str, mode: Mode) -> Json:
-    own: Json = {"policy": policy, "mode": str(mode)}
-    if policy == "native":
-        own = {} if _on_gpu() else {"policy": "native", "backend": "torch"}
-    additional = {**arguments.get("additional_config", {}), **({"ssmspec": own} if own else {})}
+    additional = dict(arguments.get("additional_config", {}))
+    more = additional.pop("ssmspec", {})  # as a ring_len
+    if policy != "native":
+        additional["ssmspec"] = {**more, "policy": policy, "mode": str(mode)}
+    elif not _on_gpu():
+        additional["ssmspec"] = {"policy": "native", "backend": "torch"}
     return {**arguments, "additional_config": additional}
 
 

@@ -112,6 +112,22 @@ def test_every_policy_gets_the_same_prompts_and_drafts(monkeypatch: pytest.Monke
     assert native["engine"]["max_model_len"] == 512
 
 
+def test_more_settings_are_the_policies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines(monkeypatch, native=[1], checkpointing=[1])
+    more = {"additional_config": {"ssmspec": {"ring_len": 24}, "another": 1}}
+    run("some/model", "--policy", "checkpointing", "--engine", json.dumps(more))
+    native, checkpointing = (scenario["engine"]["additional_config"] for scenario in engines.asked)
+    assert native == {"another": 1}
+    assert checkpointing.pop("ssmspec") == {"policy": "checkpointing", "mode": "exact", "ring_len": 24}
+    assert checkpointing == native
+
+
+def test_a_drafter_that_needs_a_checkpoint_is_refused() -> None:
+    found = run("some/model", "--method", "eagle3")
+    assert found.exit_code == 2
+    assert "'mtp', 'ngram'" in found.stderr
+
+
 def test_a_folder_without_weights_is_served_with_dummies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

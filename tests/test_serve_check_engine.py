@@ -118,6 +118,15 @@ def test_engines_compute_alike_unless_the_environment_says_otherwise(monkeypatch
     assert plain == ["cuda", "None", "None"]
 
 
+def test_a_policy_of_the_environment_does_not_reach_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        engine, "PLAYER", ("-c", "import os; print(os.environ.get('SSMSPEC_POLICY'), flush=True); 1 / 0")
+    )
+    monkeypatch.setenv("SSMSPEC_POLICY", "checkpointing")
+    assert engine.play({"waves": []}, lambda line: None, 60)["log"].startswith("None\n")
+
+
 def test_a_player_in_a_shells_group_leaves_the_shell_alive() -> None:
     wait = "from ssmspec.runtime.vllm import play; import time; play.end_with_caller(); time.sleep(0.5)"
     script = f'{sys.executable} -c "{wait}" < /dev/null; echo alive'

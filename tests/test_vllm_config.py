@@ -65,6 +65,22 @@ def test_a_contradiction_names_both_sources(
 
 
 @pytest.mark.parametrize(
+    ("flags", "environ", "source"),
+    [
+        ({"mode": "fast"}, {}, "--ssm-mode"),
+        ({"policy": "native", "mode": "fast"}, {}, "--ssm-mode"),
+        ({}, {"SSMSPEC_MODE": "fast"}, "SSMSPEC_MODE"),
+    ],
+)
+def test_fast_mode_without_a_policy_is_an_error(
+    flags: dict[str, object], environ: dict[str, str], source: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{source}=fast is for a policy, not for native; .*--ssm-policy"):
+        resolve(flags, {}, environ)
+    assert resolve({"mode": "exact"}, {}, {}).stock
+
+
+@pytest.mark.parametrize(
     ("additional", "environ", "named", "nearest"),
     [
         ({KEY: {"policy": "checkpoint"}}, {}, "checkpoint", "checkpointing"),

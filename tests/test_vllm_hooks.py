@@ -66,3 +66,9 @@ def test_a_policy_of_a_config_is_an_error_where_a_config_can_be_seen(monkeypatch
 
 def test_a_stock_config_is_looked_at_no_further() -> None:
     assert hooks._requested(SimpleNamespace(model_config=object(), additional_config=None)).stock
+
+
+def test_a_config_without_a_model_is_not_asked_which_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode may come from the environment, the policy from a flag that this config has not."""
+    monkeypatch.setenv("SSMSPEC_MODE", "fast")
+    assert hooks._requested(SimpleNamespace(model_config=None, additional_config={})).stock

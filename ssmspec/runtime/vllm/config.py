@@ -127,4 +127,8 @@ def resolve(flags: Values, additional: Values, environ: Mapping[str, str]) -> Se
             f"{found['ring_len'][0]}={config.ring_len} is for the policy checkpointing, not for {config.policy};"
             " leave it out"
         )
+    if config.mode is Mode.FAST and config.policy == "native":
+        raise ValueError(
+            f"{found['mode'][0]}=fast is for a policy, not for native; choose one with {FLAGS['policy']}, or leave it out"
+        )
     return config

@@ -105,15 +105,17 @@ def _refuse(reason: str, stock: Callable[..., Any], self: Any, *args: Any, **kwa
 
 
 def _requested(vllm_config: Any) -> config.ServeConfig:
-    """Nothing for configs that serve no target model: drafters, and views of a part of one."""
+    """Nothing for configs that serve no target model: those without a model, drafters, and views of a part of one."""
     model = vllm_config.model_config
+    if model is None:
+        return config.ServeConfig()
     additional = vllm_config.additional_config
     if not isinstance(additional, dict):
         additional = {}
     serve = config.resolve({}, additional, os.environ)
     if serve.stock:
         return serve
-    if model is None or model.runner_type == "draft" or model.is_submodel_config:
+    if model.runner_type == "draft" or model.is_submodel_config:
         return config.ServeConfig()
     return serve
 
