@@ -47,16 +47,13 @@ class Engine:
         """Every slot is free, a request's, or a cached prefix's."""
         self.cache.check_integrity(r.slot for r in self.requests.values() if r.slot)
 
-    # admission and prompts
-
     def _admit(self, e: events.Admit) -> None:
         self._unknown(e.request)
         if e.prompt < 1:
             raise LifecycleError(f"admit {e.request!r}: prompt={e.prompt}, at least 1 token is needed")
         prompt = [token_id(e.text, i) for i in range(e.prompt)]
-        self._enter(
-            Request(e.request, token_id(len(e.request), *e.request.encode()) % 2**31, prompt), e.reuse
-        )
+        seed = token_id(len(e.request), *e.request.encode()) % 2**31
+        self._enter(Request(e.request, seed, prompt), e.reuse)
 
     def _resume(self, e: events.Resume) -> None:
         r = self._request(e.request)
@@ -99,8 +96,6 @@ class Engine:
         if key not in self.cache.of and (slot := self.cache.spare()):
             self.layers.copy(r.slot, slot)
             self.cache.keep(key, slot)
-
-    # speculative steps
 
     def _verify(self, e: events.Verify) -> None:
         rows = [self._request(name) for name in e.windows]
@@ -169,8 +164,6 @@ class Engine:
             self._publish(r, end)
         else:
             self.cache.keep(tuple(r.tokens[:end]), b.slot)
-
-    # slots change hands
 
     def _flush(self, e: events.Flush) -> None:
         r = self._request(e.request)
