@@ -1,9 +1,14 @@
 """Where batch rows stand, and in what order fast mode's window kernel takes them."""
 
+# mypy: disable-error-code="no-untyped-call"
+
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
-ROWS = tl.constexpr(256)  # looked at in one go
+from ssmspec.kernels.handed import fetch_ahead
+
+ROWS = tl.constexpr(256)  # or heads, looked at in one go
 
 
 @triton.jit
@@ -12,7 +17,7 @@ def live_row(at, row):
     slot = tl.load(at.rows + row).to(tl.int64)
     n = tl.where(slot > 0, tl.load(at.lens + row), 0).to(tl.int32)
     slot = tl.maximum(slot, 0)
-    first = tl.full([], 0, tl.int32)
+    first = tl.cast(0, tl.int32)
     records = first
     if at.count is not None:
         first = tl.load(at.base + slot, mask=n > 0, other=0)
@@ -40,19 +45,45 @@ def _turn(n, flush):
 
 
 @triton.jit
-def place_row(to, at, row, slot, n, first, records, flush):
+def place_row(to, at, row, slot, n, first, records, flush, several=None):
     """Store a row's cursor in ``to.cursors`` where its turn is.
 
     A tile that is folded takes about twice as long as one that is not. The window kernel's programs take every so
     many heads (fast_tile.nth), so that all have the same share of either kind if the kinds lie together.
+    ``several`` is 0 to ROWS - 1, in Gluon with a layout.
     """
     turn = _turn(n, flush)
-    place = tl.full([], 0, tl.int64)
+    if several is None:
+        several = tl.arange(0, ROWS)
+    place = tl.cast(0, tl.int64)
     for start in range(0, at.batch, ROWS):
-        other = start + tl.arange(0, ROWS)
+        other = start + several
         _, tokens, _, _, due = live_row(at, tl.minimum(other, at.batch - 1))
         theirs = _turn(tokens, due)
         ahead = (theirs < turn) | ((theirs == turn) & (other < row))
         place += tl.sum((ahead & (other < at.batch)).to(tl.int32), 0)
-    tl.store(to.cursors + 2 * place, pack(at, slot, n, first, records, flush))
+    cursor = pack(at, slot, n, first, records, flush)
+    tl.store(to.cursors + 2 * place, cursor)
     tl.store(to.cursors + 2 * place + 1, row)
+    if at.state is not None:
+        if cuda_capability_geq(9):
+            _fetch_states(at, place.to(tl.int32), cursor >> 39, n > 0, several)
+
+
+@triton.jit
+def _fetch_states(at, place, row, live, several):
+    """Start copying into the L2 cache the states of a row with which the window kernel's programs begin."""
+    for start in range(0, at.HV, ROWS):
+        head = start + several
+        soon = live & begins(at, place, head)
+        fetch_ahead(at.state + row * at.row + head * at.size, at.size, soon)
+
+
+@triton.jit
+def begins(at, place, head):
+    """Whether a head of the row whose turn is ``place`` is one of the first ``at.turns`` of its program (fast_tile.nth)."""
+    i = place * at.HV + head
+    program = i % at.programs
+    many = (at.batch * at.HV - program + at.programs - 1) // at.programs
+    turn = i // at.programs - program * many // at.programs
+    return (head < at.HV) & (tl.where(turn < 0, turn + many, turn) < at.turns)
