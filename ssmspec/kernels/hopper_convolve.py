@@ -166,9 +166,9 @@ def _convolve(x, ring, out, b, slot, n, base, count, p_factors, records, record_
 def _fetch_states(ahead, slots, pages, b, c: gl.constexpr):
     slot = gl.load(slots + b % ahead.rows).to(gl.int64)
     part = b // ahead.rows
-    held = slot
+    held = gl.maximum(slot, 0)
     if pages is not None:
-        held = gl.load(pages + slot)
+        held = gl.load(pages + held)
     lane = gl.arange(0, 32 * c.WARPS, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
     p = ahead.state + held * ahead.row + (part * (32 * c.WARPS) + lane) * ahead.size
     fetch_ahead(p, ahead.size, (slot > 0) & (part < ahead.parts) & (lane >= 0))
