@@ -166,7 +166,7 @@ def _convolve(x, ring, out, b, slot, n, base, count, p_factors, records, record_
 def _fetch_states(ahead, slots, pages, b, c: gl.constexpr):
     slot = gl.load(slots + b % ahead.rows).to(gl.int64)
     part = b // ahead.rows
-    held = gl.maximum(slot, 0)
+    held = gl.where(slot > 0, slot, 0)
     if pages is not None:
         held = gl.load(pages + held)
     lane = gl.arange(0, 32 * c.WARPS, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
