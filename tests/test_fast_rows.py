@@ -5,7 +5,7 @@ import torch
 import triton
 from triton_lives import DEVICE
 
-from ssmspec.kernels.fast_rows import begins, live_row, place_row
+from ssmspec.kernels.fast_rows import live_row, place_row
 from ssmspec.kernels.fast_shape import Couplings, Cursors
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]
@@ -46,26 +46,3 @@ def test_rows_that_flush_come_first_and_null_rows_last(batch: int) -> None:
     assert cursors[:, 1].tolist() == order.tolist()
     assert cursors[:, 0].tolist() == packed[order].tolist()
     assert batch < 300 or len(set(turn.tolist())) == 3
-
-
-@triton.jit
-def who_begins(to, at):
-    place, head = triton.language.program_id(0), triton.language.arange(0, 8)
-    triton.language.store(to + place * 8 + head, begins(at, place, head))
-
-
-@pytest.mark.parametrize("programs", [1, 7, 12, 30])
-def test_what_is_fetched_ahead_are_the_states_that_programs_begin_with(programs: int) -> None:
-    """A program takes every so many of the batch's heads, from the p-th part of its own on, and around."""
-    batch, heads, turns = 5, 6, 2
-    none = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    at = Cursors(none, None, none, None, None, 0, batch, none, 1, 1, heads, programs, turns)
-    got = torch.zeros(batch, 8, dtype=torch.bool, device=DEVICE)
-    who_begins[(batch,)](got, at)
-
-    first = set()
-    for program in range(programs):
-        mine = list(range(program, batch * heads, programs))
-        start = program * len(mine) // programs
-        first |= set((mine[start:] + mine[:start])[:turns])
-    assert {(int(i), int(j)) for i, j in got.nonzero()} == {divmod(i, heads) for i in first}

@@ -15,7 +15,6 @@ from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel, Launch
 from ssmspec.kernels.fast_shape import Couplings, Cursors, Gates, Shape
 from ssmspec.kernels.fast_tile import Call
-from ssmspec.kernels.handed import AHEAD
 from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS
 from ssmspec.kernels.launch import at_once
 from ssmspec.kernels.norm import GatedNorm
@@ -103,7 +102,6 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
                 how = replace(how, warps=how.warps // 2)
                 shape = _shape(g, w, layer, x, history, how.warps, tuned)
             call = _call(layer, x, shape, out)
-            many = _programs(call, shape, programs, how.registers) if tuned else 0
             at = Cursors(
                 rows.contiguous(),
                 layer.rows,
@@ -112,11 +110,10 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
                 None if history is None else history.count,
                 0 if history is None else history.limit,
                 len(rows),
-                *(_ahead(call, shape, many) if tuned else ()),
             )
             couple(g, layer, x, call, at, shape)
             if tuned:
-                _multiply(call, shape, many, how.registers)
+                _multiply(call, shape, programs, how.registers)
             else:
                 _multiply_anywhere(call, shape, at, _operand(g))
             if shape.GATE is not None:
@@ -229,29 +226,15 @@ def _gates(x: Tokens) -> Gates:
     return Gates(x.z, x.z.stride()[:3], x.weight)
 
 
-def _options(c: Shape, registers: int | None) -> dict[str, Any]:
-    return {"num_warps": c.BV // 16, "maxnreg": registers, "enable_fp_fusion": True}
-
-
-def _programs(call: Call, c: Shape, known: dict[Any, int], registers: int | None) -> int:
-    """Of the Gluon kernel, as many as run at once; they walk over all tiles."""
+def _multiply(call: Call, c: Shape, programs: dict[Any, int], registers: int | None) -> None:
+    """As many programs as run at once; they walk over all tiles."""
+    warps = c.BV // 16
+    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
     key = (c, call.state.dtype, registers)
-    if key not in known:
-        kernel = fast_mma.window.warmup(call, c, grid=(1,), **_options(c, registers))
-        known[key] = at_once(kernel.metadata.shared, c.BV // 16, registers, call.out.device)
-    heads: int = call.tiles // c.BLOCKS
-    return min(heads, known[key])
-
-
-def _multiply(call: Call, c: Shape, programs: int, registers: int | None) -> None:
-    fast_mma.window[(programs,)](call, c, **_options(c, registers))
-
-
-def _ahead(call: Call, c: Shape, programs: int) -> tuple[Any, ...]:
-    """The last of Cursors: as many whole turns of all programs as AHEAD bytes hold."""
-    size = c.V * c.K
-    turns = AHEAD // (programs * size * call.state.element_size())
-    return call.state, call.row, size, c.HV, programs, max(1, turns)
+    if key not in programs:
+        kernel = fast_mma.window.warmup(call, c, grid=(1,), **options)
+        programs[key] = at_once(kernel.metadata.shared, warps, registers, call.out.device)
+    fast_mma.window[(min(call.tiles // c.BLOCKS, programs[key]),)](call, c, **options)
 
 
 def _multiply_anywhere(call: Call, c: Shape, at: Cursors, operand: tl.dtype) -> None:

@@ -1,14 +1,9 @@
 """Where batch rows stand, and in what order fast mode's window kernel takes them."""
 
-# mypy: disable-error-code="no-untyped-call"
-
 import triton
 import triton.language as tl
-from triton.language.target_info import cuda_capability_geq
 
-from ssmspec.kernels.handed import fetch_ahead
-
-ROWS = tl.constexpr(256)  # or heads, looked at in one go
+ROWS = tl.constexpr(256)  # looked at in one go
 
 
 @triton.jit
@@ -62,28 +57,5 @@ def place_row(to, at, row, slot, n, first, records, flush, several=None):
         theirs = _turn(tokens, due)
         ahead = (theirs < turn) | ((theirs == turn) & (other < row))
         place += tl.sum((ahead & (other < at.batch)).to(tl.int32), 0)
-    cursor = pack(at, slot, n, first, records, flush)
-    tl.store(to.cursors + 2 * place, cursor)
+    tl.store(to.cursors + 2 * place, pack(at, slot, n, first, records, flush))
     tl.store(to.cursors + 2 * place + 1, row)
-    if at.state is not None:
-        if cuda_capability_geq(9):
-            _fetch_states(at, place.to(tl.int32), cursor >> 39, n > 0, several)
-
-
-@triton.jit
-def _fetch_states(at, place, row, live, several):
-    """Start copying into the L2 cache the states of a row with which the window kernel's programs begin."""
-    for start in range(0, at.HV, ROWS):
-        head = start + several
-        soon = live & begins(at, place, head)
-        fetch_ahead(at.state + row * at.row + head * at.size, at.size, soon)
-
-
-@triton.jit
-def begins(at, place, head):
-    """Whether a head of the row whose turn is ``place`` is one of the first ``at.turns`` of its program (fast_tile.nth)."""
-    i = place * at.HV + head
-    program = i % at.programs
-    many = (at.batch * at.HV - program + at.programs - 1) // at.programs
-    turn = i // at.programs - program * many // at.programs
-    return (head < at.HV) & (tl.where(turn < 0, turn + many, turn) < at.turns)

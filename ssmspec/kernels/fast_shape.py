@@ -18,13 +18,6 @@ class Cursors(NamedTuple):
     count: Any  # [slots]
     limit: Any
     batch: Any = None  # how many rows; for fast_rows.place_row
-    # the window kernel, so that states are fetched ahead of it; None: they are not
-    state: Any = None
-    row: Any = None  # elements of state per row
-    size: Any = None  # elements of state per head
-    HV: Any = None
-    programs: Any = None
-    turns: Any = None  # a program's heads that are its first
 
 
 class Couplings(NamedTuple):

@@ -10,7 +10,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.conv_math import silu
-from ssmspec.kernels.handed import fetch_ahead
 from ssmspec.kernels.heads import Heads, power_of_2, revision
 from ssmspec.kernels.hopper_prepare import EPS, _cursors, _gates, _pack
 from ssmspec.kernels.hopper_tile import hand_over
@@ -36,16 +35,6 @@ class Ring(NamedTuple):
     slots: Any
     weight: Any
     bias: Any
-
-
-class Ahead(NamedTuple):
-    """The states with which verify begins, those of the first rows: every row's program fetches a part of one."""
-
-    state: Any
-    row: Any  # elements of state per row
-    rows: Any
-    parts: Any  # of a row
-    size: Any  # elements that a thread fetches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,21 +152,9 @@ def _convolve(x, ring, out, b, slot, n, base, count, p_factors, records, record_
 
 
 @gluon.jit
-def _fetch_states(ahead, slots, pages, b, c: gl.constexpr):
-    slot = gl.load(slots + b % ahead.rows).to(gl.int64)
-    part = b // ahead.rows
-    held = gl.where(slot > 0, slot, 0)
-    if pages is not None:
-        held = gl.load(pages + held)
-    lane = gl.arange(0, 32 * c.WARPS, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
-    p = ahead.state + held * ahead.row + (part * (32 * c.WARPS) + lane) * ahead.size
-    fetch_ahead(p, ahead.size, (slot > 0) & (part < ahead.parts) & (lane >= 0))
-
-
-@gluon.jit
 def convolve_window(
     x, ring, gates, gate_strides, A_log, dt_bias, slots, pages, lens, history, records, record_strides, prepared, out,
-    ahead, c: gl.constexpr,
+    c: gl.constexpr,
 ):  # fmt: skip
     """Grid (BLOCKS + T, B). Writes what conv_triton.convolve and prepare_window write."""
     b = gl.program_id(1).to(gl.int64)
@@ -193,8 +170,6 @@ def convolve_window(
             if pages is not None:
                 held = gl.load(pages + slot)
             _pack(prepared.rows, slot, held, n, base, count, history, b, c)
-            if ahead is not None:
-                _fetch_states(ahead, slots, pages, b, c)
         if t < n:
             hv = gl.arange(0, c.VALUES, layout=gl.BlockedLayout([1], [32], [c.WARPS], [0]))
             decay, beta = _gates(gates, gate_strides, A_log, dt_bias, b, t, hv, hv < c.HV)

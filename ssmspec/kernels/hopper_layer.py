@@ -10,9 +10,8 @@ from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing
-from ssmspec.kernels.handed import AHEAD
-from ssmspec.kernels.hopper_call import PIECE, Call
-from ssmspec.kernels.hopper_convolve import Ahead, LayerShape, Ring, Unpacked, convolve_window
+from ssmspec.kernels.hopper_call import Call
+from ssmspec.kernels.hopper_convolve import LayerShape, Ring, Unpacked, convolve_window
 from ssmspec.kernels.hopper_shape import Shape
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
@@ -124,19 +123,7 @@ def _convolve(call: Call, layer: Layer, x: Unconvolved, slots: Tensor, lens: Ten
         call.record_strides,
         call.prepared,
         x.packed,
-        _ahead(call, batch, 32 * c.WARPS),
         c,
         num_warps=c.WARPS,
         enable_fp_fusion=False,
     )
-
-
-def _ahead(call: Call, batch: int, threads: int) -> Ahead:
-    """As many rows as AHEAD bytes hold."""
-    state = call.state
-    size = state[0].numel()
-    rows = min(batch, max(1, AHEAD // (size * state.element_size())))
-    parts = 1 << (batch // rows).bit_length() - 1
-    while size % (parts * threads * PIECE):
-        parts //= 2
-    return Ahead(state, state.stride(0), rows, parts, size // (parts * threads))
