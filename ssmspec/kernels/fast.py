@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ssmspec.geometry import Arch, Geometry, Window
-from ssmspec.kernels import choices, fast_channels, fast_couplings, fast_dot, fast_mma
+from ssmspec.kernels import choices, fast_channels, fast_channels_mma, fast_couplings, fast_dot, fast_mma
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel, Launch
 from ssmspec.kernels.fast_shape import Couplings, Cursors, Gates, Shape
@@ -32,6 +32,7 @@ MAX_REGISTERS = {
 }  # by bytes per element of state: three programs fit on a multiprocessor, or two
 SHARED_A_PROGRAM = 225 * 1024  # bytes, a little less than there are
 COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
+CHANNELS_REGISTERS = 128  # of KDA's, likewise: sixteen fit
 LEAST_PAST = 16  # records: the depth of a product
 LONGEST_PAIRED = 8  # tokens of KDA: its couplings are written out pair by pair, and 16 compile for minutes
 
@@ -51,7 +52,7 @@ class Gated(Tokens):
 
 def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:
     """Launch what works out the couplings ``call.w``, and stores the window's records of keys and gates."""
-    kernel = fast_channels.couple if c.CHANNELS else fast_couplings.couple
+    kernel, registers = _couplings(g, layer, x)
     p = layer.params
     kernel[(call.out.shape[0] * c.HV // c.HEADS,)](
         call.w,
@@ -66,9 +67,18 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
         _operand(g),
         c,
         num_warps=1,
-        maxnreg=None if c.CHANNELS else COUPLE_REGISTERS,
+        maxnreg=registers,
         enable_fp_fusion=True,
     )
+
+
+def _couplings(g: Geometry, layer: Layer, x: Tokens) -> tuple[Any, int | None]:
+    """The kernel, and the most registers of its threads."""
+    if g.arch is not Arch.KDA:
+        return fast_couplings.couple, COUPLE_REGISTERS
+    if _tuned(g, layer, x):
+        return fast_channels_mma.couple, CHANNELS_REGISTERS
+    return fast_channels.couple, None
 
 
 def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) -> Verify:

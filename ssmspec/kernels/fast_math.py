@@ -3,17 +3,28 @@
 import triton
 import triton.language as tl
 
+LEAST = tl.constexpr(-87.0)  # e^x is a normal number from here on
+
 
 @triton.jit
-def exp(x):
-    """e^x = 2^n e^r with n an integer, |r| <= ln(2) / 2, and a Taylor polynomial; 0 below -150."""
-    x = tl.maximum(x, -150.0)
-    n = tl.floor(x * 1.4426950408889634 + 0.5)
+def normal_exp(x):
+    """e^x = 2^n e^r of x >= LEAST, with n an integer, |r| <= ln(2) / 2, and a Taylor polynomial."""
+    turned = (
+        x * 1.4426950408889634 + 12582912.0
+    )  # 1.5 * 2^23, behind which there is room for n in the last bits
+    n = turned - 12582912.0
     r = (x - n * 0.693359375) + n * 2.12194440054690583e-4  # ln 2 in two parts: the first product is exact
     p = 1.0 / 720.0 + r * (1.0 / 5040.0)
     p = 1.0 / 24.0 + r * (1.0 / 120.0 + r * p)
     p = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * p)))
-    return p * tl.exp2(n)
+    exponent = turned.to(tl.int32, bitcast=True) << 23
+    return (p.to(tl.int32, bitcast=True) + exponent).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exp(x):
+    """e^x, 0 below LEAST."""
+    return tl.where(x < LEAST, 0.0, normal_exp(tl.maximum(x, LEAST)))
 
 
 @triton.jit
@@ -27,7 +38,7 @@ def reciprocal(x):
 @triton.jit
 def softplus(x):
     """log(1 + e^x) = max(x, 0) + 2 artanh(s) with s = e / (2 + e), e = e^-|x|, so s <= 1/3."""
-    e = exp(-tl.abs(x))
+    e = normal_exp(tl.maximum(-tl.abs(x), LEAST))
     s = e * reciprocal(2.0 + e)
     t = s * s
     p = 1.0 / 11.0 + t * (1.0 / 13.0 + t * (1.0 / 15.0))
@@ -38,7 +49,7 @@ def softplus(x):
 @triton.jit
 def sigmoid(x):
     """Not below e^-80, which is 0 beside any number that it is added to."""
-    return reciprocal(1.0 + exp(tl.minimum(-x, 80.0)))
+    return reciprocal(1.0 + normal_exp(tl.maximum(tl.minimum(-x, 80.0), LEAST)))
 
 
 @triton.jit

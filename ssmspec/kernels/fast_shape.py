@@ -130,6 +130,14 @@ class Shape(Recurrent):
         piece = 8 if self.wide(state, probe) else 16
         return gl.SwizzledSharedLayout(piece, 1, min(8, self.KP // piece), [1, 0])
 
+    def row(self) -> gl.BlockedLayout:
+        """[rows, KP] of one warp, a lane with neighbouring channels of every row."""
+        return gl.BlockedLayout([1, self.KP // 32], [1, 32], [1, 1], [1, 0])
+
+    def line(self) -> gl.BlockedLayout:
+        """[many] of one warp."""
+        return gl.BlockedLayout([1], [32], [1], [0])
+
     def columns(self, warps: int) -> gl.BlockedLayout:
         """[BV, tokens], four neighbours of V in a thread."""
         return gl.BlockedLayout([4, 1], [self.BV // 4, 128 // self.BV], [1, warps], [0, 1])

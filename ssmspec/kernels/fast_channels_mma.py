@@ -1,0 +1,211 @@
+"""The couplings of KDA in Gluon: what ``fast_channels.couple`` leaves, at half its registers and two thirds of its instructions.
+
+One warp per (row, value head). The history is on its way into shared memory while the window's tokens are worked out,
+and meets the probes on tensor cores. Sums over channels are gathered many at once, one to a lane; norms are left to
+the coefficients that the window kernel multiplies with.
+"""
+
+# ruff: noqa: RUF005 - Triton unpacks no tuples
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+# mypy: disable-error-code="assignment"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ssmspec.kernels.conv_math import ring_at
+from ssmspec.kernels.fast_channels_history import PLAIN, fetch_history, fold_history, hand_over_history, see
+from ssmspec.kernels.fast_couplings import EPS
+from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
+from ssmspec.kernels.fast_mma import _above
+from ssmspec.kernels.fast_rows import ROWS, live_row, place_row
+from ssmspec.kernels.handed import hand_over
+
+
+@gluon.jit
+def _lane_sum(x, c: gl.constexpr):
+    """[1, KP] -> [32], of the channels of every lane."""
+    return gl.sum(gl.reshape(x, [32, c.KP // 32]), 1)
+
+
+@gluon.jit
+def _of_lane(x, i, lane):
+    """[32], lane i's number everywhere."""
+    return gl.gather(x, lane * 0 + i, 0)
+
+
+@gluon.jit
+def _halve(xs, lane, MANY: gl.constexpr, BIT: gl.constexpr):
+    """MANY tensors [32] -> half as many: a lane keeps one of two, and gets its neighbour's share of that."""
+    other = lane ^ BIT
+    ys = ()
+    for i in gl.static_range(MANY // 2):
+        kept = gl.where((lane & BIT) != 0, xs[2 * i + 1], xs[2 * i])
+        given = gl.where((lane & BIT) != 0, xs[2 * i], xs[2 * i + 1])
+        ys = ys + (kept + gl.gather(given, other, 0),)
+    if MANY % 2:
+        ys = ys + (xs[MANY - 1] + gl.gather(xs[MANY - 1], other, 0),)
+    return ys
+
+
+@gluon.jit
+def _gather_sums(xs, lane, N: gl.constexpr):
+    """N <= 32 tensors [32] -> [32], the sum over the i-th one's lanes in lane i."""
+    for s in gl.static_range(5):
+        xs = _halve(xs, lane, (N + (1 << s) - 1) >> s, 1 << s)
+    return xs[0]
+
+
+@gluon.jit
+def _decay(gate, rate, bias, c: gl.constexpr):
+    x = gate + bias
+    if c.BOUND is None:
+        return exp(-rate * softplus(x))
+    else:
+        return exp(c.BOUND * sigmoid(rate * x))
+
+
+@gluon.jit
+def _load_window(x, x_step, row, h, head, n, k, c: gl.constexpr):
+    """Tuples over tokens: raw keys, queries and gates [1, KP]; all are under way before the first is waited for."""
+    TOKENS: gl.constexpr = c.T
+    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + k
+    of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + k
+    of_gate = x.a + row * x_step.a[0] + head * x_step.a[2] + k
+    keys, queries, gates = (), (), ()
+    for t in gl.static_range(TOKENS):
+        inside = (k < c.K) & (t < n)
+        gates = gates + (gl.load(of_gate + t * x_step.a[1], mask=inside, other=0.0),)
+        keys = keys + (gl.load(of_k + t * x_step.k[1], mask=inside, other=0.0),)
+        queries = queries + (gl.load(of_q + t * x_step.q[1], mask=inside, other=0.0),)
+    return keys, queries, gates
+
+
+@gluon.jit
+def _window(
+    loaded,
+    beta,
+    rate,
+    bias,
+    total,
+    beside,
+    of_w,
+    of_p,
+    to_key,
+    to_decay,
+    first,
+    n,
+    k,
+    lane,
+    own,
+    c: gl.constexpr,
+):
+    """Solve a window's tokens among each other -> [32] the keys' 1/norm, token t's in lane t.
+
+    Coefficients go to ``of_w``; raw probes with their decays to ``beside``, and with all decays of the history to
+    ``of_p``; records of decays and raw keys to ring position ``first`` and on.
+    """
+    TOKENS: gl.constexpr = c.T
+    keys, queries, gates = loaded
+    upto = gl.full([1, c.KP], 1.0, gl.float32, layout=c.row())
+    scale = lane * 0.0
+    norms = scale
+    decayed, units = (), ()
+    for t in gl.static_range(TOKENS):
+        ring = ring_at(first + t, c) * c.K
+        inside = (k < c.K) & (t < n)
+        gl.store(to_key + ring + k, keys[t], mask=inside & own)
+        key, query = keys[t].to(gl.float32), queries[t].to(gl.float32)
+        decay = _decay(gates[t].to(gl.float32), rate, bias, c)
+        gl.store(to_decay + ring + k, decay, mask=inside)
+        upto = upto * decay
+        on_key, on_query = key * upto, query * upto
+        if c.HP > 0:
+            beside.slice(2 * t, 2, 0).store(gl.convert_layout(_above(on_key, on_query), c.row()))
+            on_key, on_query = on_key * total, on_query * total
+        hand_over(of_p + 2 * t * c.K, on_key, mask=k < c.K)
+        hand_over(of_p + (2 * t + 1) * c.K, on_query, mask=k < c.K)
+        later, on_keys, on_queries = (), (), ()
+        for j in gl.static_range(t):
+            old = decayed[j] * decay
+            on_keys = on_keys + (_lane_sum(old * key, c),)
+            on_queries = on_queries + (_lane_sum(old * query, c),)
+            later = later + (old,)
+        decayed = later + (key,)
+        on_keys = on_keys + (_lane_sum(key * key, c),)
+        on_queries = on_queries + (_lane_sum(key * query, c), _lane_sum(query * query, c))
+        sums = _gather_sums(on_keys + on_queries, lane, 2 * t + 3)
+
+        inverse = rsqrt(sums + EPS)
+        key_norm = _of_lane(inverse, t, lane)
+        query_norm = _of_lane(inverse, 2 * t + 2, lane) * c.QUERY
+        norms = gl.where(lane == t, key_norm, norms)
+        scale = gl.where(lane == 2 * t, key_norm, gl.where(lane == 2 * t + 1, query_norm, scale))
+        gain = _of_lane(beta, t, lane)
+        seen = lane * 0.0
+        output = seen
+        for j in gl.static_range(t):
+            seen += _of_lane(sums, j, lane) * units[j]
+            output += _of_lane(sums, t + 1 + j, lane) * units[j]
+        update = gl.where(lane == t, gain, 0.0) - gain * key_norm * seen
+        units = units + (update * key_norm,)
+        output += _of_lane(sums, 2 * t + 1, lane) * units[t]
+        hand_over(of_w + t * c.NC + lane, update, mask=lane < c.TP)
+        hand_over(of_w + (t * c.NC + c.TP) + lane, output * query_norm, mask=lane < c.TP)
+    PADDED: gl.constexpr = c.TP
+    for t in gl.static_range(TOKENS, PADDED):
+        hand_over(of_w + t * c.NC + lane, lane * 0.0, mask=lane < c.NC)
+        if c.HP > 0:
+            zeros = gl.full([2, c.KP], 0.0, gl.float32, layout=c.row())
+            beside.slice(2 * t, 2, 0).store(zeros)
+    hand_over(of_w + c.SCALE + lane, scale, mask=lane < c.NC)
+    return norms
+
+
+@gluon.jit
+def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: gl.constexpr, c: gl.constexpr):
+    """As fast_channels.couple."""
+    row = (gl.program_id(0) // c.HV).to(gl.int64)
+    head = gl.program_id(0) % c.HV
+    h = head // c.GROUP
+    slot, n, first, records, flush = live_row(at, row)
+    if head == 0:
+        place_row(to, at, row, slot, n, first, records, flush, gl.arange(0, ROWS, layout=c.line()))
+    if n == 0:
+        return
+    ROW: gl.constexpr = c.row()
+    k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, ROW))[None, :]
+    rec_k = rec.k + slot * rec_step.k + h * (c.R * c.K)
+    rec_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
+    rec_decay = rec.decay + slot * rec_step.decay + head * (c.R * c.K)
+    if c.HP > 0:
+        old_keys, old = fetch_history(rec, rec_k, rec_decay, first, records, c)
+        past = gl.arange(0, c.HP, layout=c.line())
+        fold = gl.load(rec_norm + ring_at(first + past, c), mask=past < records, other=0.0)
+    loaded = _load_window(x, x_step, row, h, head, n, k, c)
+    lane = gl.arange(0, 32, layout=_lane_sum(k, c).type.layout)
+    beta = gl.load(
+        x.b + row * x_step.b[0] + head * x_step.b[2] + lane * x_step.b[1], mask=lane < n, other=0.0
+    )
+    rate = exp(gl.load(A_log + head).to(gl.float32))
+    bias = gl.load(dt_bias + head * c.K + k, mask=k < c.K, other=0.0).to(gl.float32)
+
+    of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
+    of_vectors = to.vectors + (row * c.HV + head) * (c.VECTORS * c.K)
+    behind = ring_at(first + records, c)
+    own = head % c.GROUP == 0
+    total = k
+    beside = k
+    if c.HP > 0:
+        hand_over(of_w + c.FOLD + past, fold)
+        hand_over(of_w + c.TOTAL + lane, lane * 0.0 + 1.0, mask=lane < 4)
+        total = fold_history(old_keys, old, records, c)
+        beside = gl.allocate_shared_memory(gl.float32, [c.NC, c.KP], PLAIN)
+    norms = _window(
+        loaded, sigmoid(beta.to(gl.float32)), rate, bias, total, beside, of_w, of_vectors + k, rec_k, rec_decay, behind, n, k,
+        lane, own, c,
+    )  # fmt: skip
+    gl.store(rec_norm + ring_at(behind + lane, c), norms, mask=(lane < n) & own)
+    if c.HP > 0:
+        see(old, beside, to.seen + (row * c.HV + head) * (c.NC * c.HP), c)
+        if flush:
+            hand_over_history(old, total, of_vectors, records, k, c)
