@@ -31,6 +31,7 @@ def zeros(*sizes: int) -> torch.Tensor:
         ("qwen3.5-4b", 2, 9),
         ("qwen3.5-4b", 4, 9),
         ("qwen3.5-4b", 8, 1),
+        ("qwen3.5-4b", 8, 9),
         ("nemotron-3-super-120b-a12b", 4, 9),
     ],
 )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ssmspec.geometry import DType
+from ssmspec.runtime.rows import Batch, Rows
 from ssmspec.runtime.vllm import compat
-from ssmspec.runtime.vllm.rows import Batch, Rows
 
 MODULES = [f"ssmspec.runtime.vllm.{name}" for name in ("state", "gdn", "kda", "mamba2", "models")]
 

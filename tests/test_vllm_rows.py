@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssmspec.runtime.vllm.rows import Batch, LaunchedRows, Rows
+from ssmspec.runtime.rows import Batch, LaunchedRows, Rows
 from ssmspec.step import Commit
 
 REQUESTS, COLUMNS, BLOCK, T = 4, 9, 5, 4

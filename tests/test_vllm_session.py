@@ -11,9 +11,9 @@ from torch import Tensor
 from ssmspec import kernels, layout
 from ssmspec.geometry import Arch, Conv, DType, Geometry, Window
 from ssmspec.kernels.base import Layer, LayerParams, Tokens
+from ssmspec.runtime.rows import Batch, Rows
 from ssmspec.runtime.vllm import pages
 from ssmspec.runtime.vllm.config import ServeConfig
-from ssmspec.runtime.vllm.rows import Batch, Rows
 from ssmspec.runtime.vllm.session import Session
 
 T, BLOCK, REQUESTS, LAYERS = 4, 5, 3, 3

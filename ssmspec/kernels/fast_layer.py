@@ -17,6 +17,8 @@ from ssmspec.kernels.hopper_layer import _aligned
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 
+LONGEST = 8  # tokens of GDN's merged windows, where rows are many
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
@@ -67,12 +69,12 @@ class FastStep(LayerStep):
 
 
 def _fits(g: Geometry, conv: ConvRing, layer: int, p: Projected, weight: Tensor) -> bool:
-    """Whether the merged kernel serves, and is faster: long windows are convolved faster by many small programs."""
+    """Whether the merged kernel serves, and is faster: longer windows are convolved faster by many small programs."""
     taps = weight.mT
     batch, tokens = p.x.shape[:2]
     return (
         g.arch is not Arch.KDA
-        and (tokens <= SHORT or batch <= FEW)
+        and (tokens <= (LONGEST if g.arch is Arch.GDN else SHORT) or batch <= FEW)
         and taps.is_contiguous()
         and _aligned(p.x, conv.field[layer].mT)
     )

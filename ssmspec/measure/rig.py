@@ -14,7 +14,8 @@ from ssmspec.kernels.conv import ConvWindow
 from ssmspec.kernels.layer_step import LayerStep, Projected, Weights, parts
 from ssmspec.pool import StatePool, storage
 from ssmspec.runtime.content import layer_params
-from ssmspec.step import Step
+from ssmspec.runtime.rows import LaunchedRows, Rows
+from ssmspec.step import Commit
 
 
 class Rig:
@@ -49,7 +50,8 @@ class Rig:
         made, step = _step(kernels.make(backend, g, w), g, w, fused)
         self.policy = policies.POLICIES[policy](g, w, pool, made, self.params)
         slots = torch.randperm(batch, generator=self.generator, device=device) + 1
-        self.step = Step.empty(batch, w.max_len, device)
+        self.rows = (LaunchedRows if backend == "triton" else Rows)(batch, w.max_len, torch.device(device))
+        self.step = self.rows.step(batch)
         for buffer in (self.step.slots, self.step.next_slots):
             buffer.copy_(slots)
         self.policy.start(self.step.slots, self.step.slots)
@@ -114,7 +116,10 @@ class Rig:
             self.policy.verify(layer, self.step, Tokens.unpack(self.g, p.x, p.a, p.b))
 
     def accept(self) -> None:
-        commit = self.step.close()
+        """Close the step in the launches of an engine."""
+        self._keep(self.rows.close(len(self.step.slots), None, 0))
+
+    def _keep(self, commit: Commit) -> None:
         self.policy.accept(commit)
         self.conv.accept(commit)
 
@@ -125,7 +130,7 @@ class Rig:
         for i in range(places):
             self.verify(i)
             self.step.accepted.copy_(ahead > i if places > 1 else self.step.lens)
-            self.accept()
+            self._keep(self.step.close())
 
     def cycle(self) -> None:
         """All steps, one after another."""

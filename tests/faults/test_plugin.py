@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from ssmspec.runtime.rows import Rows
 from ssmspec.runtime.vllm import compat, hooks, refusals
 from ssmspec.runtime.vllm.config import KEY
-from ssmspec.runtime.vllm.rows import Rows
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 GROUP = "vllm.general_plugins"

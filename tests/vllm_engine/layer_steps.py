@@ -177,7 +177,7 @@ class Layer:
         )
 
     def _stage(self, rows: Rows, batch: int) -> None:
-        from ssmspec.runtime.vllm.rows import Batch
+        from ssmspec.runtime.rows import Batch
 
         if self.session:
             self.session.stage(

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssmspec.runtime.rows import Batch
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.layer import PolicyLayer
-from ssmspec.runtime.vllm.rows import Batch
 from ssmspec.runtime.vllm.session import Session
 
 
