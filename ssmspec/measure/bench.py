@@ -171,8 +171,8 @@ def run(
     accept = timed(graph(lambda: _accepts(model)), REPEATS)
     return replace(
         timing,
-        step_us=_less(whole, accepts, STEPS * layers),
-        core_us=_less(core, accepts, STEPS * layers),
+        step_us=less(whole, accepts, STEPS * layers),
+        core_us=less(core, accepts, STEPS * layers),
         accept_us=accept.over(STEPS * together),
         host_us=launches,
     )
@@ -188,10 +188,11 @@ def core_us(
     r.spread()
     _cores(r)
     core, accepts = (timed(graph(work), REPEATS) for work in (lambda: _cores(r), lambda: _accepts(r)))
-    return _less(core, accepts, STEPS * layers).median
+    return less(core, accepts, STEPS * layers).median
 
 
-def _less(whole: Spread, part: Spread, times: int) -> Spread:
+def less(whole: Spread, part: Spread, times: int) -> Spread:
+    """Of one part in ``times``, without another measurement's work."""
     return Spread(median=(whole.median - part.median) / times, iqr=whole.iqr / times)
 
 

@@ -1,4 +1,4 @@
-"""Stock vLLM's layers and flash-linear-attention's kernels, timed beside ours on the same inputs, where installed."""
+"""Stock vLLM's layers, and kernels of flash-linear-attention and FlashInfer, timed beside ours where installed."""
 
 import importlib
 import importlib.util
@@ -8,14 +8,15 @@ import torch
 
 from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Arch, DType, Geometry, Window
-from ssmspec.measure import bench, stock_layers, traffic
-from ssmspec.measure.bench import REPEATS, STEPS, Spread, Timing
+from ssmspec.measure import bench, peer_flashinfer, stock_layers, traffic
+from ssmspec.measure.bench import REPEATS, STEPS, Timing
 from ssmspec.measure.rig import Rig
-from ssmspec.measure.stock import Stock
+from ssmspec.measure.stock import Peer
 
 FUSED, TRITON, FLASH = "vllm-fused-op", "vllm-triton", "flash-linear-attention"
-PEERS = (FUSED, TRITON, FLASH)
-MOST = {FUSED: 8, TRITON: 16, FLASH: 16}  # tokens of a window
+FLASHINFER, RING = "flashinfer", "flashinfer-ring"
+PEERS = (FUSED, TRITON, FLASH, FLASHINFER, RING)
+MOST = {FUSED: 8, TRITON: 16, FLASH: 16, FLASHINFER: 16, RING: 16}  # tokens of a window
 
 
 def absent(peer: str, g: Geometry, w: Window) -> str | None:
@@ -30,9 +31,14 @@ def absent(peer: str, g: Geometry, w: Window) -> str | None:
         return f"it has no kernel for {g.arch}"
     if peer == FLASH and g.arch is Arch.GDN and (w.max_len > 1 or g.state_dtype is not DType.FP32):
         return "its gdn keeps one fp32 state of a window, so that no draft can be rejected"
-    for name in ("vllm", "fla") if peer == FLASH else ("vllm",):
+    if peer in (FLASHINFER, RING) and (why := _unserved(peer, g, w)) is not None:
+        return why
+    needs = {FLASH: ("vllm", "fla"), FLASHINFER: ("flashinfer",), RING: ("flashinfer",)}.get(peer, ("vllm",))
+    for name in needs:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed"
+    if "vllm" not in needs:
+        return None
     try:
         importlib.import_module("vllm._custom_ops")
     except Exception as error:  # an installation that does not fit this torch fails in any way
@@ -46,10 +52,33 @@ def absent(peer: str, g: Geometry, w: Window) -> str | None:
     return None
 
 
-def layers(peer: str, rig: Rig) -> Stock:
+def _unserved(peer: str, g: Geometry, w: Window) -> str | None:
+    """What a shape has that FlashInfer's kernels do not take."""
+    if peer == RING and g.arch not in peer_flashinfer.RINGS:
+        return f"it keeps no ring for {g.arch}"
+    if g.state_dtype not in (DType.FP32, DType.BF16):
+        return "it serves fp32 and bf16 states"
+    if g.arch is Arch.MAMBA2:
+        return None
+    if (g.head_k, g.head_v) != (128, 128):
+        return "it serves states of 128 x 128"
+    if g.state_dtype is DType.FP32 and (peer == RING or g.arch is Arch.KDA):
+        return "it serves bf16 states"
+    if peer == RING and w.max_len not in (4, 8):
+        return "its ring serves windows of 4 and 8 tokens"
+    return None
+
+
+def layers(peer: str, rig: Rig) -> Peer:
     if peer == FUSED:
         return stock_layers.FusedOp(rig)
-    return (stock_layers.TRITON if peer == TRITON else stock_layers.FLASH)[rig.g.arch](rig)
+    kinds = {
+        TRITON: stock_layers.TRITON,
+        FLASH: stock_layers.FLASH,
+        FLASHINFER: peer_flashinfer.PER_TOKEN,
+        RING: peer_flashinfer.RINGS,
+    }
+    return kinds[peer][rig.g.arch](rig)
 
 
 def _rig(g: Geometry, w: Window, batch: int, acceptance: Acceptance, number: int, seed: int) -> Rig:
@@ -62,6 +91,7 @@ def disagreement(peer: str, g: Geometry, w: Window, acceptance: Acceptance, *, s
     ours = _rig(g, w, 8, acceptance, 1, seed)
     theirs = layers(peer, ours)
     for i in range(8):
+        ours.stage(i)
         (a,), (b,) = theirs.verify(i), ours.verify(i)
         ours.accept()
         if (apart := bench.gap(a, b)) is not None:
@@ -72,7 +102,7 @@ def disagreement(peer: str, g: Geometry, w: Window, acceptance: Acceptance, *, s
 def run(
     peer: str, g: Geometry, w: Window, batch: int, acceptance: Acceptance, *, bandwidth: float, seed: int = 0
 ) -> Timing:
-    """As bench.run, for a peer. To accept costs it nothing but the count that its next step reads."""
+    """As bench.run, for a peer. Its accept is what it tells all the model's layers of where a step starts."""
     number = bench.layers_of(g, batch)
     timing = Timing(
         policy=peer,
@@ -96,14 +126,16 @@ def run(
     if why is not None:
         return replace(timing, refused=why)
     theirs = layers(peer, _rig(g, w, batch, acceptance, number, seed))
-    theirs.cycle()
-    host = bench.host(theirs.cycle, STEPS)
-    whole = bench.timed(bench.graph(theirs.cycle), REPEATS)
+    cycle = theirs.cycle if theirs.whole else theirs.cores
+    cycle()
+    host = bench.host(cycle, STEPS)
+    whole = bench.timed(bench.graph(cycle), REPEATS) if theirs.whole else None
     core = None if theirs.normed else bench.timed(bench.graph(theirs.cores), REPEATS)
+    accepts = bench.timed(bench.graph(theirs.stages), REPEATS)
     return replace(
         timing,
-        step_us=whole.over(STEPS * number) if theirs.whole else None,
-        core_us=None if core is None else core.over(STEPS * number),
-        accept_us=Spread(median=0.0, iqr=0.0),
+        step_us=None if whole is None else bench.less(whole, accepts, STEPS * number),
+        core_us=None if core is None else bench.less(core, accepts, STEPS * number),
+        accept_us=accepts.over(STEPS * g.num_layers),
         host_us=host,
     )

@@ -1,4 +1,4 @@
-"""Layers of stock vLLM over a rig's inputs: its conv, its recurrence, its gated norm."""
+"""Recurrences of other projects over a rig's inputs, and layers of stock vLLM: its conv and gated norm around them."""
 
 import importlib
 from collections.abc import Callable
@@ -20,14 +20,21 @@ def found(module: str, name: str) -> Callable[..., Any]:
         call: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except Exception as error:  # an installation that does not fit this torch fails in any way
         raise ImportError(f"{module}.{name} cannot be imported: {error!r:.200}") from error
+    if call is None:  # how FlashInfer says that what a kernel needs is missing
+        raise ImportError(f"{module}.{name} is there in name only")
     return call
 
 
-class Stock:
-    """A state per token of a window; the one that the last step ended in is the next start."""
+def apart(t: Tokens) -> dict[str, Tensor]:
+    """Copies, each dense."""
+    return {"q": t.q.contiguous(), "k": t.k.contiguous(), "v": t.v.contiguous()}
+
+
+class Peer:
+    """A state per token of a window; the one that the last step ended in is the next start. Conv and norm are ours."""
 
     normed = False  # whether ``core`` returns outputs that are normed and gated
-    whole = True  # whether conv and norm are its own
+    whole = False  # whether conv and norm are its own
 
     def __init__(self, rig: Rig) -> None:
         g, t = rig.g, rig.w.max_len
@@ -37,13 +44,13 @@ class Stock:
         self.columns, self.slots = columns.int(), rig.step.slots.int()
         self.accepted = torch.ones(batch, dtype=ints, device=device)
         self.starts = torch.arange(0, batch * t + 1, t, dtype=ints, device=device)
-        states = (g.num_layers, batch * t + 1, g.num_v_heads, g.head_v, g.head_k)
+        states = (g.num_layers, self.rows(batch), g.num_v_heads, g.head_v, g.head_k)
         self.states = torch.zeros(states, dtype=storage(g.state_dtype), device=device)
-        inputs = (g.num_layers, batch + 1, g.conv.history + t - 1, g.conv.channels)
-        self.inputs = torch.zeros(inputs, dtype=storage(g.act_dtype), device=device).mT  # vLLM's default
-        self.weights = [w.conv.contiguous() for w in rig.weights]
-        self.conv = found(f"{MAMBA}.causal_conv1d", "causal_conv1d_update")
         self.setup()
+
+    def rows(self, batch: int) -> int:
+        """Of a layer's states; the first is nobody's."""
+        return batch * self.t + 1
 
     def setup(self) -> None:
         """Find the kernels."""
@@ -53,9 +60,16 @@ class Stock:
         """The recurrence over convolved tokens x [B * T, D] -> [B * T, HV, V] in any leading shape."""
         raise NotImplementedError
 
+    def convolve(self, layer: int) -> Tensor:
+        """The step's tokens [B * T, D]."""
+        rig = self.rig
+        x = rig.conv.verify(layer, rig.step, rig.inputs[layer].x, rig.weights[layer].conv)
+        return x.flatten(0, 1)
+
     def norm(self, layer: int, y: Tensor, z: Tensor) -> Tensor:
         """y, z [B * T, HV, V] -> normed and gated."""
-        raise NotImplementedError
+        rig, window = self.rig, self.rig.inputs[layer].z.shape
+        return rig.layer.norm(y.view(window), z.view(window), rig.weights[layer].norm, rig.step)
 
     def stage(self, i: int) -> None:
         """Start step ``i`` where step i - 1 was accepted."""
@@ -79,27 +93,15 @@ class Stock:
             for layer, p in enumerate(self.rig.inputs):
                 self.core(layer, p.x.flatten(0, 1))
 
+    def stages(self) -> None:
+        """A cycle without its layers."""
+        for i in range(self.rig.steps):
+            self.stage(i)
+
     def _layer(self, layer: int) -> Tensor:
-        p = self.rig.inputs[layer]
-        x, windows = p.x.flatten(0, 1), {}
-        if self.t > 1:
-            windows = {
-                "num_accepted_tokens": self.accepted,
-                "query_start_loc": self.starts,
-                "max_query_len": self.t,
-            }
-        x = self.conv(
-            x,
-            self.inputs[layer],
-            self.weights[layer],
-            None,
-            "silu",
-            conv_state_indices=self.slots,
-            out=torch.empty_like(x),
-            **windows,
-        )
-        y = self.core(layer, x).view(p.z.shape).flatten(0, 1)
-        return (y if self.normed else self.norm(layer, y, p.z.flatten(0, 1))).view(p.z.shape)
+        z = self.rig.inputs[layer].z
+        y = self.core(layer, self.convolve(layer)).view(z.shape).flatten(0, 1)
+        return (y if self.normed else self.norm(layer, y, z.flatten(0, 1))).view(z.shape)
 
     def gates(self, layer: int) -> dict[str, Tensor]:
         """A delta rule's, and its constants."""
@@ -113,3 +115,42 @@ class Stock:
         p = self.rig.inputs[layer]
         b = None if p.b is None else p.b.flatten(0, 1)[None]
         return Tokens.unpack(self.g, x[None], p.a.flatten(0, 1)[None], b)
+
+    def by_window(self, layer: int, x: Tensor) -> Tokens:
+        """Views of x [B * T, D], window by window."""
+        p = self.rig.inputs[layer]
+        return Tokens.unpack(self.g, x.view(p.x.shape), p.a, p.b)
+
+
+class Stock(Peer):
+    """A layer of vLLM's own."""
+
+    whole = True
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig)
+        g, batch = self.g, len(self.slots)
+        inputs = (g.num_layers, batch + 1, g.conv.history + self.t - 1, g.conv.channels)
+        self.inputs = torch.zeros(inputs, dtype=storage(g.act_dtype), device=rig.device).mT  # vLLM's default
+        self.weights = [w.conv.contiguous() for w in rig.weights]
+        self.conv = found(f"{MAMBA}.causal_conv1d", "causal_conv1d_update")
+
+    def convolve(self, layer: int) -> Tensor:
+        x, windows = self.rig.inputs[layer].x.flatten(0, 1), {}
+        if self.t > 1:
+            windows = {
+                "num_accepted_tokens": self.accepted,
+                "query_start_loc": self.starts,
+                "max_query_len": self.t,
+            }
+        out: Tensor = self.conv(
+            x,
+            self.inputs[layer],
+            self.weights[layer],
+            None,
+            "silu",
+            conv_state_indices=self.slots,
+            out=torch.empty_like(x),
+            **windows,
+        )
+        return out

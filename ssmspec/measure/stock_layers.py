@@ -11,15 +11,11 @@ from torch import Tensor
 
 from ssmspec.geometry import Arch
 from ssmspec.kernels.base import Tokens
-from ssmspec.measure.stock import MAMBA, Stock, found
+from ssmspec.measure.stock import MAMBA, Peer, Stock, apart, found
 
 OPS = "vllm.third_party.flash_linear_attention.ops"
 KDA = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"
 FLA = "fla.ops"
-
-
-def _apart(t: Tokens) -> dict[str, Tensor]:
-    return {"q": t.q.contiguous(), "k": t.k.contiguous(), "v": t.v.contiguous()}
 
 
 class FusedOp(Stock):
@@ -73,7 +69,7 @@ class Gdn(Stock):
             return out
         t = self.tokens(layer, x)
         y: Tensor = self.windows(
-            **_apart(t),
+            **apart(t),
             initial_state=self.states[layer],
             inplace_final_state=True,
             ssm_state_indices=self.columns,
@@ -187,7 +183,7 @@ def _flash(t: Tokens, gates: dict[str, Tensor]) -> dict[str, Any]:
     """What flash-linear-attention's kernels take of a layer, to norm and gate in the kernel."""
     names = "state_v_first", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel"
     own = {"g": t.a, "beta": t.b, "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
-    return {**_apart(t), **own, **dict.fromkeys(names, True)}
+    return {**apart(t), **own, **dict.fromkeys(names, True)}
 
 
 class FlaGdn(Gdn):
@@ -235,5 +231,5 @@ class FlaKda(Kda):
         return y
 
 
-TRITON: dict[Arch, type[Stock]] = {Arch.GDN: Gdn, Arch.KDA: Kda, Arch.MAMBA2: Mamba2}
-FLASH: dict[Arch, type[Stock]] = {Arch.GDN: FlaGdn, Arch.KDA: FlaKda}
+TRITON: dict[Arch, type[Peer]] = {Arch.GDN: Gdn, Arch.KDA: Kda, Arch.MAMBA2: Mamba2}
+FLASH: dict[Arch, type[Peer]] = {Arch.GDN: FlaGdn, Arch.KDA: FlaKda}
