@@ -32,7 +32,7 @@ MAX_REGISTERS = {
 }  # by bytes per element of state: three programs fit on a multiprocessor, or two
 SHARED_A_PROGRAM = 225 * 1024  # bytes, a little less than there are
 COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
-CHANNELS_REGISTERS = 128  # of KDA's, likewise: sixteen fit
+LONG_REGISTERS = 168  # of KDA's, where a window is long; a short one's is left with 122
 LEAST_PAST = 16  # records: the depth of a product
 LONGEST_PAIRED = 8  # tokens of KDA: its couplings are written out pair by pair, and 16 compile for minutes
 
@@ -52,7 +52,7 @@ class Gated(Tokens):
 
 def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:
     """Launch what works out the couplings ``call.w``, and stores the window's records of keys and gates."""
-    kernel, registers = _couplings(g, layer, x)
+    kernel, registers = _couplings(g, layer, x, c)
     p = layer.params
     kernel[(call.out.shape[0] * c.HV // c.HEADS,)](
         call.w,
@@ -72,12 +72,12 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
     )
 
 
-def _couplings(g: Geometry, layer: Layer, x: Tokens) -> tuple[Any, int | None]:
+def _couplings(g: Geometry, layer: Layer, x: Tokens, c: Shape) -> tuple[Any, int | None]:
     """The kernel, and the most registers of its threads."""
     if g.arch is not Arch.KDA:
         return fast_couplings.couple, COUPLE_REGISTERS
     if _tuned(g, layer, x):
-        return fast_channels_mma.couple, CHANNELS_REGISTERS
+        return fast_channels_mma.couple, LONG_REGISTERS if c.T > 4 else None
     return fast_channels.couple, None
 
 

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ssmspec.kernels.fast_mma import _above, product
+from ssmspec.kernels.fast_mma import product
 from ssmspec.kernels.handed import hand_over
 from ssmspec.kernels.hopper_tile import async_load
 
@@ -43,12 +43,6 @@ def fetch_history(rec, of_key, of_decay, first, records, c: gl.constexpr):
 
 
 @gluon.jit
-def _four(a, b, c, d):
-    """[1, KP] each -> [4, KP]."""
-    return _above(_above(a, b), _above(c, d))
-
-
-@gluon.jit
 def _fold_part(keys, decays, behind, records, FIRST: gl.constexpr):
     """The same of PART records from FIRST on -> ``behind`` with their decays."""
     ROW: gl.constexpr = behind.type.layout
@@ -61,8 +55,8 @@ def _fold_part(keys, decays, behind, records, FIRST: gl.constexpr):
         old = old + (ks[PART - 1 - i].to(gl.float32) * behind,)
         if FIRST + PART - 1 - i < records:
             behind = behind * ds[PART - 1 - i]
-    low, high = _four(old[7], old[6], old[5], old[4]), _four(old[3], old[2], old[1], old[0])
-    decays.slice(FIRST, PART, 0).store(gl.convert_layout(_above(low, high), ROW))
+    for i in gl.static_range(PART):
+        decays.slice(FIRST + i, 1, 0).store(old[PART - 1 - i])
     return behind
 
 
@@ -84,13 +78,20 @@ def fold_history(keys, decays, records, c: gl.constexpr):
 
 @gluon.jit
 def see(old, probes, of_seen, c: gl.constexpr):
-    """Store the products of the folded keys [HP, KP] with the probes [NC, KP]."""
+    """Store the products of the folded keys [HP, KP] with the probes, a tuple over tokens of [2, KP]."""
+    TOKENS: gl.constexpr = c.T
+    PADDED: gl.constexpr = c.TP
+    beside = gl.allocate_shared_memory(gl.float32, [c.NC, c.KP], PLAIN)
+    for t in gl.static_range(TOKENS):
+        beside.slice(2 * t, 2, 0).store(probes[t])
+    for t in gl.static_range(TOKENS, PADDED):
+        beside.slice(2 * t, 2, 0).store(gl.full([2, c.KP], 0.0, gl.float32, layout=c.row()))
     M: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8])
     PARTS: gl.constexpr = c.KP // 32
     seen = gl.full([c.HP, c.NC], 0.0, gl.float32, layout=M)
     for j in gl.static_range(PARTS):
         x = old.slice(j * 32, 32, 1).load(gl.DotOperandLayout(0, M, 4))
-        y = probes.slice(j * 32, 32, 1).permute((1, 0)).load(gl.DotOperandLayout(1, M, 4))
+        y = beside.slice(j * 32, 32, 1).permute((1, 0)).load(gl.DotOperandLayout(1, M, 4))
         seen = seen + product(x, y)
     past = gl.arange(0, c.HP, layout=gl.SliceLayout(1, M))
     column = gl.arange(0, c.NC, layout=gl.SliceLayout(0, M))

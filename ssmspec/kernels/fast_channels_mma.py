@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.conv_math import ring_at
-from ssmspec.kernels.fast_channels_history import PLAIN, fetch_history, fold_history, hand_over_history, see
+from ssmspec.kernels.fast_channels_history import fetch_history, fold_history, hand_over_history, see
 from ssmspec.kernels.fast_couplings import EPS
 from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
 from ssmspec.kernels.fast_mma import _above
@@ -81,35 +81,18 @@ def _load_window(x, x_step, row, h, head, n, k, c: gl.constexpr):
 
 
 @gluon.jit
-def _window(
-    loaded,
-    beta,
-    rate,
-    bias,
-    total,
-    beside,
-    of_w,
-    of_p,
-    to_key,
-    to_decay,
-    first,
-    n,
-    k,
-    lane,
-    own,
-    c: gl.constexpr,
-):
-    """Solve a window's tokens among each other -> [32] the keys' 1/norm, token t's in lane t.
+def _window(loaded, beta, rate, bias, of_w, to_key, to_decay, first, n, k, lane, own, c: gl.constexpr):
+    """Solve a window's tokens among each other -> tuple over tokens of raw probes with their decays, key above query
+    [2, KP], and the keys' 1/norm, token t's in lane t of [32].
 
-    Coefficients go to ``of_w``; raw probes with their decays to ``beside``, and with all decays of the history to
-    ``of_p``; records of decays and raw keys to ring position ``first`` and on.
+    Coefficients go to ``of_w``; records of decays and raw keys to ring position ``first`` and on.
     """
     TOKENS: gl.constexpr = c.T
     keys, queries, gates = loaded
     upto = gl.full([1, c.KP], 1.0, gl.float32, layout=c.row())
     scale = lane * 0.0
     norms = scale
-    decayed, units = (), ()
+    probes, decayed, units = (), (), ()
     for t in gl.static_range(TOKENS):
         ring = ring_at(first + t, c) * c.K
         inside = (k < c.K) & (t < n)
@@ -118,12 +101,7 @@ def _window(
         decay = _decay(gates[t].to(gl.float32), rate, bias, c)
         gl.store(to_decay + ring + k, decay, mask=inside)
         upto = upto * decay
-        on_key, on_query = key * upto, query * upto
-        if c.HP > 0:
-            beside.slice(2 * t, 2, 0).store(gl.convert_layout(_above(on_key, on_query), c.row()))
-            on_key, on_query = on_key * total, on_query * total
-        hand_over(of_p + 2 * t * c.K, on_key, mask=k < c.K)
-        hand_over(of_p + (2 * t + 1) * c.K, on_query, mask=k < c.K)
+        probes = probes + (gl.convert_layout(_above(key * upto, query * upto), c.row()),)
         later, on_keys, on_queries = (), (), ()
         for j in gl.static_range(t):
             old = decayed[j] * decay
@@ -154,11 +132,8 @@ def _window(
     PADDED: gl.constexpr = c.TP
     for t in gl.static_range(TOKENS, PADDED):
         hand_over(of_w + t * c.NC + lane, lane * 0.0, mask=lane < c.NC)
-        if c.HP > 0:
-            zeros = gl.full([2, c.KP], 0.0, gl.float32, layout=c.row())
-            beside.slice(2 * t, 2, 0).store(zeros)
     hand_over(of_w + c.SCALE + lane, scale, mask=lane < c.NC)
-    return norms
+    return probes, norms
 
 
 @gluon.jit
@@ -174,6 +149,13 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: gl.cons
         return
     ROW: gl.constexpr = c.row()
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, ROW))[None, :]
+    lane = gl.arange(0, 32, layout=_lane_sum(k, c).type.layout)
+    # all loads first, those ahead that need not wait for where the history is
+    loaded = _load_window(x, x_step, row, h, head, n, k, c)
+    of_beta = x.b + row * x_step.b[0] + head * x_step.b[2] + lane * x_step.b[1]
+    beta = gl.load(of_beta, mask=lane < n, other=0.0)
+    rate = gl.load(A_log + head)
+    bias = gl.load(dt_bias + head * c.K + k, mask=k < c.K, other=0.0)
     rec_k = rec.k + slot * rec_step.k + h * (c.R * c.K)
     rec_norm = rec.rnorm + slot * rec_step.rnorm + h * c.R
     rec_decay = rec.decay + slot * rec_step.decay + head * (c.R * c.K)
@@ -181,31 +163,26 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: gl.cons
         old_keys, old = fetch_history(rec, rec_k, rec_decay, first, records, c)
         past = gl.arange(0, c.HP, layout=c.line())
         fold = gl.load(rec_norm + ring_at(first + past, c), mask=past < records, other=0.0)
-    loaded = _load_window(x, x_step, row, h, head, n, k, c)
-    lane = gl.arange(0, 32, layout=_lane_sum(k, c).type.layout)
-    beta = gl.load(
-        x.b + row * x_step.b[0] + head * x_step.b[2] + lane * x_step.b[1], mask=lane < n, other=0.0
-    )
-    rate = exp(gl.load(A_log + head).to(gl.float32))
-    bias = gl.load(dt_bias + head * c.K + k, mask=k < c.K, other=0.0).to(gl.float32)
 
     of_w = to.heads + (row * c.HV + head) * c.COEFFICIENTS
-    of_vectors = to.vectors + (row * c.HV + head) * (c.VECTORS * c.K)
     behind = ring_at(first + records, c)
     own = head % c.GROUP == 0
-    total = k
-    beside = k
+    beta, rate, bias = sigmoid(beta.to(gl.float32)), exp(rate.to(gl.float32)), bias.to(gl.float32)
+    probes, norms = _window(loaded, beta, rate, bias, of_w, rec_k, rec_decay, behind, n, k, lane, own, c)
+    gl.store(rec_norm + ring_at(behind + lane, c), norms, mask=(lane < n) & own)
+
+    TOKENS: gl.constexpr = c.T
+    of_vectors = to.vectors + (row * c.HV + head) * (c.VECTORS * c.K)
     if c.HP > 0:
         hand_over(of_w + c.FOLD + past, fold)
         hand_over(of_w + c.TOTAL + lane, lane * 0.0 + 1.0, mask=lane < 4)
         total = fold_history(old_keys, old, records, c)
-        beside = gl.allocate_shared_memory(gl.float32, [c.NC, c.KP], PLAIN)
-    norms = _window(
-        loaded, sigmoid(beta.to(gl.float32)), rate, bias, total, beside, of_w, of_vectors + k, rec_k, rec_decay, behind, n, k,
-        lane, own, c,
-    )  # fmt: skip
-    gl.store(rec_norm + ring_at(behind + lane, c), norms, mask=(lane < n) & own)
-    if c.HP > 0:
-        see(old, beside, to.seen + (row * c.HV + head) * (c.NC * c.HP), c)
+        see(old, probes, to.seen + (row * c.HV + head) * (c.NC * c.HP), c)
         if flush:
             hand_over_history(old, total, of_vectors, records, k, c)
+    which = gl.arange(0, 2, layout=gl.SliceLayout(1, c.row()))[:, None]
+    for t in gl.static_range(TOKENS):
+        probe = probes[t]
+        if c.HP > 0:
+            probe = probe * total
+        hand_over(of_vectors + (2 * t + which) * c.K + k, probe, mask=k < c.K)
