@@ -53,8 +53,7 @@ def on_cpu(windows_on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
         "gather": lambda x, index, axis: Value(x.data.gather(axis, index.data.long())),
         "cast": lambda x, d: Value(x).to(d),
         "maximum": lambda x, y: Value(torch.maximum(*(torch.as_tensor(plain(i)) for i in (x, y)))),
-        "debug_barrier": lambda: None,
-        **{name: one(getattr(torch, name)) for name in ("floor", "exp2", "abs", "rsqrt")},
+        **{name: one(getattr(torch, name)) for name in ("abs", "rsqrt")},
     }
     own = {
         "_above": lambda x, y: Value(torch.cat([x.data, y.data], 0)),
