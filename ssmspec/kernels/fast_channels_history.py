@@ -44,7 +44,7 @@ def fetch_history(rec, of_key, of_decay, first, records, c: gl.constexpr):
 
 @gluon.jit
 def _fold_part(keys, decays, behind, records, FIRST: gl.constexpr):
-    """The same of PART records from FIRST on -> ``behind`` with their decays."""
+    """fold_history of PART records from FIRST on -> ``behind`` with their decays."""
     ROW: gl.constexpr = behind.type.layout
     ks, ds = (), ()
     for i in gl.static_range(PART):

@@ -1,4 +1,4 @@
-"""The couplings of KDA in Gluon: what ``fast_channels.couple`` leaves, at half its registers and two thirds of its instructions.
+"""The couplings of KDA in Gluon: as ``fast_channels``, of half the registers and three quarters of the instructions.
 
 One warp per (row, value head). The history is on its way into shared memory while the window's tokens are worked out,
 and meets the probes on tensor cores. Sums over channels are gathered many at once, one to a lane; norms are left to
@@ -138,7 +138,7 @@ def _window(loaded, beta, rate, bias, of_w, to_key, to_decay, first, n, k, lane,
 
 @gluon.jit
 def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: gl.constexpr, c: gl.constexpr):
-    """As fast_channels.couple."""
+    """As fast_channels.couple, but that norms are in the coefficients to.heads, and vectors without them."""
     row = (gl.program_id(0) // c.HV).to(gl.int64)
     head = gl.program_id(0) % c.HV
     h = head // c.GROUP
