@@ -73,6 +73,7 @@ def test_a_peer_is_absent_where_it_cannot_do_the_same() -> None:
     assert "single tokens" in str(peers.absent(peers.FUSED, g, Window(max_len=1)))
     assert "no draft can be rejected" in str(peers.absent(peers.FLASH, g, W))
     assert "no kernel for mamba2" in str(peers.absent(peers.FLASH, geometry("mamba2"), W))
+    assert "as many key heads" in str(peers.absent(peers.TRITON, geometry("kda"), W))
     assert "no ring for kda" in str(peers.absent(peers.RING, geometry("kda"), W))
     assert "serves bf16 states" in str(peers.absent(peers.RING, g, W))
     assert "serves bf16 states" in str(
@@ -88,7 +89,8 @@ def test_a_peer_is_absent_where_it_cannot_do_the_same() -> None:
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("peer", peers.PEERS)
 def test_a_peer_computes_the_same_layer(peer: str, gate: str, drafts: int) -> None:
-    g, w = geometry(gate, head_k=128, head_v=128), Window(max_len=drafts + 1)
+    heads = 4 if gate.startswith("kda") else 2
+    g, w = geometry(gate, num_k_heads=heads, head_k=128, head_v=128), Window(max_len=drafts + 1)
     if (why := peers.absent(peer, g, w)) is not None:
         broken = any(word in why for word in ("installed", "imported", "has no fused"))
         assert peer not in (peers.FUSED, peers.TRITON) or not broken, why

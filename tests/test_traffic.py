@@ -9,7 +9,7 @@ import pytest
 
 from ssmspec import layout
 from ssmspec.acceptance import from_rate
-from ssmspec.geometry import Arch, Conv, DType, Geometry, Window
+from ssmspec.geometry import Arch, Conv, DType, Geometry, Mode, Window
 from ssmspec.measure import traffic
 from ssmspec.presets import PRESETS
 
@@ -141,6 +141,22 @@ def test_three_launches_instead_of_one_cost_the_intermediate_tensors(
     w = Window(max_len=4)
     fused, unfused = (traffic.closed_form(policy, g, w, 3, fused=fused).total for fused in (True, False))
     assert unfused - fused == pytest.approx(kib * KIB)
+
+
+def test_fast_mode_norms_in_its_window_and_hands_over_the_probes_of_decays_per_channel() -> None:
+    """Mamba2's norm is of several heads. KDA: 8 probes, and in one of 5 steps 16 keys and the decay, of 128 fp32."""
+
+    def between(g: Geometry) -> float:
+        w = Window(max_len=4, ring_len=16, mode=Mode.FAST)
+        fused, unfused = (
+            traffic.closed_form("checkpointing", g, w, 3, fused=fused).total for fused in (True, False)
+        )
+        return unfused - fused
+
+    assert between(QWEN35_4B) == pytest.approx(2 * 4 * 8192 * 2)
+    assert between(NEMOTRON3_SUPER) == pytest.approx(2 * 4 * (10240 + 8192) * 2)
+    vectors = 32 * (8 + 17 / 5) * 512
+    assert between(KIMI_LINEAR_48B) == pytest.approx(2 * (4 * 12288 * 2 + vectors))
 
 
 def test_cursors_are_read_by_every_layer_and_moved_once() -> None:

@@ -32,7 +32,7 @@ def cut(tokens: int, batch: int) -> Cut:
     """Few rows are spread over more programs, and a program may have all registers then."""
     if batch <= FEW:
         return Cut(block=64, registers=None)
-    return Cut(registers=128 if tokens <= SHORT else 136)
+    return Cut()
 
 
 @dataclass(frozen=True, kw_only=True)

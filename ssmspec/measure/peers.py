@@ -31,6 +31,8 @@ def absent(peer: str, g: Geometry, w: Window) -> str | None:
         return f"it has no kernel for {g.arch}"
     if peer == FLASH and g.arch is Arch.GDN and (w.max_len > 1 or g.state_dtype is not DType.FP32):
         return "its gdn keeps one fp32 state of a window, so that no draft can be rejected"
+    if peer == TRITON and g.arch is Arch.KDA and g.group > 1:
+        return "its kda has as many key heads as value heads"
     if peer in (FLASHINFER, RING) and (why := _unserved(peer, g, w)) is not None:
         return why
     needs = {FLASH: ("vllm", "fla"), FLASHINFER: ("flashinfer",), RING: ("flashinfer",)}.get(peer, ("vllm",))

@@ -14,6 +14,8 @@ PEERS = {
     "vllm-fused-op": "vLLM, conv and fused op",
     "vllm-triton": "vLLM, Triton kernels",
     "flash-linear-attention": "flash-linear-attention",
+    "flashinfer": "FlashInfer, a state per token",
+    "flashinfer-ring": "FlashInfer, rings",
 }
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 WHOLE, CORE, COUNTERS = "bench", "core", "counters"

@@ -6,7 +6,7 @@ from math import floor
 from typing import Protocol
 
 from ssmspec import layout
-from ssmspec.geometry import Arch, Geometry, Window
+from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.layout import Layout
 
 
@@ -128,28 +128,44 @@ def _ring_bytes(policy: str, slot: Layout, w: Window, record: int, c: Cadence) -
     return reads, Parts(state=p * (anchor + copy), records=t * record)
 
 
-def _layer_bytes(g: Geometry, t: int, *, fused: bool) -> tuple[Parts, Parts]:
+def _between(g: Geometry, w: Window, c: Cadence) -> float:
+    """Bytes from launch to launch of an unfused layer: the conv's outputs, and the verify's.
+
+    The windows of fast mode norm a head's outputs themselves. KDA's read probes in fp32, a key and a query per token
+    and value head, and of a row that flushes the keys of its records and their decay.
+    """
+    value, fast = g.num_v_heads * g.head_v, w.mode is Mode.FAST
+    outputs = 2 * g.num_k_heads * g.head_k + value
+    if not fast or g.arch is Arch.MAMBA2:
+        outputs += value
+    vectors = 0.0
+    if fast and g.arch is Arch.KDA:
+        vectors = g.num_v_heads * (2 * w.max_len + c.flush_fraction * (w.limit + 1))
+    return g.act_dtype.nbytes(w.max_len * outputs) + vectors * DType.FP32.nbytes(g.head_k)
+
+
+def _layer_bytes(g: Geometry, w: Window, c: Cadence, *, fused: bool) -> tuple[Parts, Parts]:
     """What every policy moves alike, (read, written): packed inputs, gates, output gate, output, conv window.
 
-    Fused is one launch of conv, verify and gated norm; unfused adds the conv's and the verify's outputs,
-    written and read once each. The conv window is read as W - 1 inputs and written as W - 1 + T - 1, the
-    state of vLLM 0.33.0's ``causal_conv1d_update``.
+    Fused is one launch of conv, verify and gated norm; unfused adds what lies between, written and read once. The
+    conv window is read as W - 1 inputs and written as W - 1 + T - 1, the state of vLLM 0.33.0's
+    ``causal_conv1d_update``.
     """
-    value = g.num_v_heads * g.head_v
+    t, value = w.max_len, g.num_v_heads * g.head_v
     packed = 2 * g.num_k_heads * g.head_k + value
     gates = {
         Arch.GDN: 2 * g.num_v_heads,
         Arch.KDA: g.num_v_heads * (g.head_k + 1),
         Arch.MAMBA2: g.num_v_heads,
     }[g.arch]
-    between = 0 if fused else packed + value
+    between = 0.0 if fused else _between(g, w, c)
     history = g.conv.history
     per_input = layout.conv(g.conv, t, g.act_dtype).nbytes // (history + t)
     reads = Parts(
-        activations=g.act_dtype.nbytes(t * (packed + gates + value + between)), conv=history * per_input
+        activations=g.act_dtype.nbytes(t * (packed + gates + value)) + between, conv=history * per_input
     )
     kept = history + t - 1 if history else 0
-    return reads, Parts(activations=g.act_dtype.nbytes(t * (value + between)), conv=kept * per_input)
+    return reads, Parts(activations=g.act_dtype.nbytes(t * value) + between, conv=kept * per_input)
 
 
 def _cursor_bytes(slot: Layout, num_layers: int) -> tuple[Parts, Parts]:
@@ -164,7 +180,7 @@ def _traffic(policy: str, g: Geometry, w: Window, c: Cadence, *, fused: bool) ->
     record = {} if policy == "native" else bytes_per_record(slot, layout.ring(policy, w).capacity)
     pieces = (
         _ring_bytes(policy, slot, w, sum(record.values()), c),
-        _layer_bytes(g, w.max_len, fused=fused),
+        _layer_bytes(g, w, c, fused=fused),
         _cursor_bytes(slot, g.num_layers),
     )
     reads, writes = (sum(side, Parts()) for side in zip(*pieces, strict=True))
