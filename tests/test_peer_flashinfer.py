@@ -114,77 +114,17 @@ def gdn_ring(*, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, initial_s
     return out
 
 
-class Scan:
-    """One request's Mamba2 step from its time step, ready to decay by."""
-
-    def __init__(self, A: Tensor, D: Tensor) -> None:
-        assert A.stride() == (1, 0, 0)
-        assert D.stride() == (1, 0)
-        self.A, self.D = A[:, 0, 0], D
-
-    def write(self, state: Tensor, dt: Tensor, x: Tensor, b: Tensor) -> Tensor:
-        decayed = (dt * self.A).exp()[:, None, None] * state
-        return decayed + dt[:, None, None] * x[..., None].float() * on_heads(b, len(x))[:, None]
-
-    def read(self, state: Tensor, x: Tensor, c: Tensor) -> Tensor:
-        y: Tensor = (state @ on_heads(c, len(x))[..., None])[..., 0] + self.D.float() * x.float()
-        return y.to(x.dtype)
-
-
-def time_step(dt: Tensor, bias: Tensor) -> Tensor:
-    return torch.nn.functional.softplus(dt[..., 0].float() + bias[:, 0].float())
-
-
-def update(state: Tensor, x: Tensor, dt: Tensor, *, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, dt_softplus: bool, state_batch_indices: Tensor, dst_state_batch_indices: Tensor, out: Tensor, num_accepted_tokens: Tensor | None = None, cu_seqlens: Tensor | None = None, cache_steps: int = 1) -> Tensor:  # fmt: skip
-    assert D.dtype == dt_bias.dtype == dt.dtype
-    assert dt_softplus
-    scan, steps = Scan(A, D), time_step(dt, dt_bias)
-    for i, rows in enumerate(state_batch_indices.tolist()):
-        end = 1 if num_accepted_tokens is None else int(num_accepted_tokens[i])
-        now = state[rows[end - 1]].float()
-        for t, row in enumerate(dst_state_batch_indices[i].tolist()):
-            at = i * cache_steps + t
-            now = scan.write(now, steps[at], x[at], B[at])
-            out[at], state[row] = scan.read(now, x[at], C[at]), now.to(state.dtype)
-    return out
-
-
-def mamba2_ring(state: Tensor, x_cache: Tensor, B_cache: Tensor, dt_cache: Tensor, ring_start: Tensor, held_of: Tensor, x: Tensor, dt: Tensor, *, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, dt_softplus: bool, out: Tensor, state_batch_indices: Tensor, cb_scaled: None, cumAdt_vec: None, cb_old: None) -> Tensor:  # fmt: skip
-    assert D.dtype == dt_bias.dtype
-    scan, steps, size, t = Scan(A, D), time_step(dt, dt_bias), x_cache.shape[2], x.shape[1]
-    for i, row in enumerate(state_batch_indices.tolist()):
-        held, start = int(held_of[row]), int(ring_start[row])
-        assert held + t <= size
-        assert start < size
-        now = state[row].float()
-        for j in range(held):
-            at = (start + j) % size
-            now = scan.write(now, dt_cache[row, :, at], x_cache[row, :, at], B_cache[row, :, at])
-        if held + 2 * t > size:
-            state[row] = now.to(state.dtype)
-        for s in range(t):
-            at = (start + held + s) % size
-            now = scan.write(now, steps[i, s], x[i, s], B[i, s])
-            out[i, s] = scan.read(now, x[i, s], C[i, s])
-            x_cache[row, :, at], B_cache[row, :, at], dt_cache[row, :, at] = x[i, s], B[i, s], steps[i, s]
-    return out
-
-
 PLAYED: dict[tuple[str, str], Any] = {
     ("flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose"): decode,
     ("flashinfer.gdn_decode", "gated_delta_rule_mtp"): mtp,
     ("flashinfer.gdn_kernels", "gated_delta_rule_mtp"): mtp_bf16,
     ("flashinfer.gdn_kernels", "gated_delta_rule_mtp_ucache_flush"): gdn_ring,
     ("flashinfer.kda", "recurrent_kda"): kda,
-    ("flashinfer.mamba", "selective_state_update"): update,
-    ("flashinfer.mamba", "checkpointing_ssu"): mamba2_ring,
-    ("flashinfer.mamba.checkpointing_ssu", "allocate_checkpointing_ssu_scratch"): lambda *a: (None,) * 3,
 }
 CASES = [
-    *((peers.FLASHINFER, gate, state, t) for gate in ("gdn", "mamba2") for state in ("fp32", "bf16") for t in (1, 3)),
+    *((peers.FLASHINFER, "gdn", state, t) for state in ("fp32", "bf16") for t in (1, 3)),
     *((peers.FLASHINFER, "kda", "bf16", t) for t in (1, 3)),
     *((peers.RING, "gdn", "bf16", t) for t in (4, 8)),
-    *((peers.RING, "mamba2", state, 4) for state in ("fp32", "bf16")),
 ]  # fmt: skip
 
 

@@ -56,12 +56,10 @@ def absent(peer: str, g: Geometry, w: Window) -> str | None:
 
 def _unserved(peer: str, g: Geometry, w: Window) -> str | None:
     """What a shape has that FlashInfer's kernels do not take."""
-    if peer == RING and g.arch not in peer_flashinfer.RINGS:
-        return f"it keeps no ring for {g.arch}"
+    if g.arch not in (peer_flashinfer.RINGS if peer == RING else peer_flashinfer.PER_TOKEN):
+        return f"its {'ring' if peer == RING else 'kernel'} for {g.arch} is not called yet"
     if g.state_dtype not in (DType.FP32, DType.BF16):
         return "it serves fp32 and bf16 states"
-    if g.arch is Arch.MAMBA2:
-        return None
     if (g.head_k, g.head_v) != (128, 128):
         return "it serves states of 128 x 128"
     if g.state_dtype is DType.FP32 and (peer == RING or g.arch is Arch.KDA):
