@@ -30,9 +30,9 @@ SCHEMA = 3
 def bench(ctx: typer.Context, o: Options) -> None:
     """Time whole layers over whole flush cycles, of what has passed the check of its bits at that shape.
 
-    A layer is everything between its projections, conv, verify and gated norm, and its part of the accept; vLLM's own
-    and flash-linear-attention's kernels, where they are installed, beside it. Without --ring checkpointing has the L of
-    this GPU's table of choices. A step walks through at least 256 MiB of states, so that no cache holds
+    A layer is everything between its projections, conv, verify and gated norm, and its part of the accept; the kernels
+    of vLLM, flash-linear-attention and FlashInfer, where they are installed, beside it. Without --ring checkpointing
+    has the L of this GPU's table of choices. A step walks through at least 256 MiB of states, so that no cache holds
     them; device times are of CUDA graphs, medians of 15. The share is of the speed of a copy: the time it would take
     for the predicted bytes. Exits 1 where a check failed.
     """
