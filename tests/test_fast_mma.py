@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
 from ssmspec.kernels.base import History, Layer, Tokens
+from ssmspec.kernels.fast_call import Gated
 from ssmspec.kernels.norm import GatedNorm
 from ssmspec.step import Step
 
@@ -200,7 +201,7 @@ def test_a_normed_window_has_the_values_of_the_norm_behind_it(on_cpu: None, arch
     x, weight, gates = run.x, run.draw.normal(v), run.draw.normal(5, run.t, 3 * v + 8)
     z, norm = gates[..., 8:].view(5, run.t, 3, v), GatedNorm.of(run.g)
     plain, left = run(x)
-    got, ours = run(fast.Gated(**vars(x), norm=norm, z=z, weight=weight, step=run.step))
+    got, ours = run(Gated(**vars(x), norm=norm, z=z, weight=weight, step=run.step))
     assert torch.equal(ours.state, left.state)
     assert all(torch.equal(ours.records[name], field) for name, field in left.records.items())
     near(got, norm(plain, z, weight, run.step))

@@ -10,7 +10,7 @@ from triton_lives import DEVICE, ON_GPU, policy, shape, staged, start
 
 from ssmspec.geometry import DType, Geometry, Mode, Window
 from ssmspec.kernels import fast
-from ssmspec.kernels.fast import Gated
+from ssmspec.kernels.fast_call import Gated
 from ssmspec.kernels.norm_triton import TritonNorm
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]

@@ -58,7 +58,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def gated(g: Geometry, *tensors: torch.Tensor) -> Tokens:
-    from ssmspec.kernels.fast import Gated
+    from ssmspec.kernels.fast_call import Gated
 
     x = Tokens.unpack(g, *tensors)
     step = Step.of([1, 2], [1, 1], x.v.shape[1])

@@ -1,7 +1,7 @@
 """Fast mode's verify: one launch for what the tokens do to each other, one for the window."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,41 +13,21 @@ from ssmspec.geometry import Arch, Geometry, Window
 from ssmspec.kernels import choices, fast_channels, fast_channels_mma, fast_couplings, fast_dot, fast_mma
 from ssmspec.kernels.base import History, Layer, Noise, Tokens, Verify
 from ssmspec.kernels.choices import Kernel, Launch
-from ssmspec.kernels.fast_shape import Couplings, Cursors, Gates, Shape
+from ssmspec.kernels.fast_call import Gated, call_of
+from ssmspec.kernels.fast_shape import Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
-from ssmspec.kernels.hopper_fetch import MAX_ROWS, MAX_SLOTS
 from ssmspec.kernels.launch import at_once
-from ssmspec.kernels.norm import GatedNorm
-from ssmspec.kernels.triton_records import Records
-from ssmspec.kernels.window import Inputs
-from ssmspec.step import Step
 
 Couple = Callable[[Geometry, Layer, Tokens, Call, Cursors, Shape], None]
 
 WARPS = 4
 FEW, MANY_WARPS = 256, 8  # heads of a batch that leaves processors idle; warps of a program then
-MAX_REGISTERS = {
-    2: 168,
-    4: None,
-}  # by bytes per element of state: three programs fit on a multiprocessor, or two
+MAX_REGISTERS = {2: 168, 4: None}  # by bytes per element of state: three programs on a multiprocessor, or two
 SHARED_A_PROGRAM = 225 * 1024  # bytes, a little less than there are
 COUPLE_REGISTERS = 136  # a program is one warp, and mostly waits: fifteen fit on a multiprocessor
 LONG_REGISTERS = 168  # of KDA's, where a window is long; a short one's is left with 122
 LEAST_PAST = 16  # records: the depth of a product
 LONGEST_PAIRED = 8  # tokens of KDA: its couplings are written out pair by pair, and 16 compile for minutes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gated(Tokens):
-    """Tokens whose outputs verify is to norm and gate too: in the window's launch where a norm is of one head's V."""
-
-    norm: GatedNorm
-    z: Tensor  # [B, T, HV, V] of any strides over neighbours of V
-    weight: Tensor  # as GatedNorm has it
-    step: Step
-
-    def apart(self, y: Tensor) -> Tensor:
-        return self.norm(y, self.z, self.weight, self.step)
 
 
 def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:
@@ -111,7 +91,7 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
             while tuned and how.warps > 1 and not _has_room(layer, x, shape):
                 how = replace(how, warps=how.warps // 2)
                 shape = _shape(g, w, layer, x, history, how.warps, tuned)
-            call = _call(layer, x, shape, out)
+            call = call_of(layer, x, shape, out)
             at = Cursors(
                 rows.contiguous(),
                 layer.rows,
@@ -195,45 +175,6 @@ def _has_room(layer: Layer, x: Tokens, c: Shape) -> bool:
 def _norms(g: Geometry, x: Gated, warps: int) -> bool:
     """Whether the Gluon kernel norms: it keeps the outputs of all of a head while it works on the last tile."""
     return x.norm.group == g.head_v and not x.norm.gate_first and g.head_v <= 4 * 16 * warps
-
-
-def _call(layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:
-    def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(*sizes, dtype=dtype, device=out.device)
-
-    batch, tokens = out.shape[0], (x.q, x.k, x.v, x.a, x.b)
-    assert all(t is None or t.stride(0) * batch < 2**31 for t in tokens), "inputs need 64-bit offsets"
-    assert layer.state[0].is_contiguous()
-    assert len(layer.state) <= MAX_ROWS
-    assert all(len(field) <= MAX_SLOTS for field in layer.records.values())
-    assert all(field[0].is_contiguous() for field in layer.records.values())
-    return Call(
-        state=layer.state,
-        row=layer.state.stride(0),
-        w=Couplings(
-            heads=new(batch, c.HV, c.COEFFICIENTS),
-            seen=new(batch, c.HV // c.SHARED, c.NC, c.HP) if c.HP else None,
-            vectors=new(batch, c.HV, c.VECTORS, c.K) if c.CHANNELS else None,
-            cursors=new(batch, 2, dtype=torch.int64),
-        ),
-        x=Inputs(*tokens),
-        x_step=Inputs(*(None if t is None else t.stride()[:3] for t in tokens)),
-        out=out,
-        rec=Records(**layer.records),
-        rec_step=Records(**{name: field.stride(0) for name, field in layer.records.items()}),
-        gates=_gates(x) if c.GATE else None,
-        tiles=batch * c.HV * c.BLOCKS,
-    )
-
-
-def _gates(x: Tokens) -> Gates:
-    assert isinstance(x, Gated)
-    assert x.z.shape == x.v.shape
-    assert x.z.stride(3) == 1
-    assert x.weight.numel() == x.norm.group
-    assert x.weight.is_contiguous()
-    assert x.z.stride(0) * len(x.z) < 2**31, "z needs 64-bit offsets"
-    return Gates(x.z, x.z.stride()[:3], x.weight)
 
 
 def _multiply(call: Call, c: Shape, programs: dict[Any, int], registers: int | None) -> None:

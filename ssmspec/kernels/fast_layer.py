@@ -10,6 +10,7 @@ from ssmspec.geometry import Arch, Geometry
 from ssmspec.kernels import fast
 from ssmspec.kernels.base import Layer, Tokens
 from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing
+from ssmspec.kernels.fast_call import Gated
 from ssmspec.kernels.fast_convolve import Conv, convolve_and_couple
 from ssmspec.kernels.fast_shape import Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
@@ -36,7 +37,7 @@ def cut(tokens: int, batch: int) -> Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unconvolved(fast.Gated):
+class Unconvolved(Gated):
     """Tokens whose q, k and v are room for what the conv makes of ``x``."""
 
     ring: ConvRing
@@ -60,7 +61,7 @@ class FastStep(LayerStep):
         else:
             x = conv.verify(layer, step, p.x, w.conv, w.conv_bias)
         t = Tokens.unpack(self.g, x, p.a, p.b)
-        tokens = fast.Gated(**vars(t), norm=self.norm, z=p.z, weight=w.norm, step=step)
+        tokens = Gated(**vars(t), norm=self.norm, z=p.z, weight=w.norm, step=step)
         if ring:
             tokens = Unconvolved(
                 **vars(tokens), ring=ring, index=layer, packed=x, x=p.x, taps=w.conv.mT, bias=w.conv_bias
