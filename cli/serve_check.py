@@ -120,6 +120,8 @@ def _arguments(model: str, method: Method, draft: int, engine: str) -> Json:
 def _with(arguments: Json, policy: str, mode: Mode) -> Json:
     additional = dict(arguments.get("additional_config", {}))
     more = additional.pop("ssmspec", {})  # as a ring_len
+    if policy != "checkpointing":
+        more = {name: value for name, value in more.items() if name != "ring_len"}
     if policy != "native":
         additional["ssmspec"] = {**more, "policy": policy, "mode": str(mode)}
     elif not _on_gpu():

@@ -122,3 +122,17 @@ def test_a_block_is_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
         json.dumps([record(row("recover", 100.0)), record(row("native", 200.0))])
     )
     assert "| native | 200 (50 %) |" in rendered(page, tmp_path)
+
+
+def test_shares_are_of_the_fastest_copy_on_the_page(tmp_path: Path) -> None:
+    """A copy of 8 TB/s beside one table halves the share of a row whose own run copied 4 TB/s."""
+    (tmp_path / "a.json").write_text(
+        json.dumps(record(row("recover", 100.0) | {"bandwidth": 4e12, "share": 0.9}))
+    )
+    (tmp_path / "b.json").write_text(
+        json.dumps(record(row("native", 100.0) | {"bandwidth": 8e12, "share": 0.7}))
+    )
+    page = "".join(f"<!-- bench: {name}.json -->\n<!-- end -->\n" for name in "ab")
+    new = rendered(page, tmp_path)
+    assert "| recover | 100 (45 %) |" in new
+    assert "| native | 100 (70 %) |" in new

@@ -109,7 +109,7 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-FEW, MANY = fast_layer.cut(4, 1), fast_layer.cut(4, 256)
+FEW, MANY = fast_layer.cut(1), fast_layer.cut(256)
 CASES = [
     ("gdn", (1, 2), 3, Conv(channels=0, width=4), True, FEW),
     ("gdn", (2, 2), 1, Conv(channels=0, width=2), False, MANY),

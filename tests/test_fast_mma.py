@@ -70,7 +70,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "tf32_parts": lambda x: (x, x * 0),
         "bf16_parts": lambda x: (x, x * 0, x * 0),
         "_beside": lambda x, y: Value(torch.cat([x.data, y.data], 1)),
-        "_above": lambda x, y: Value(torch.cat([x.data, y.data], 0)),
+        "above": lambda x, y: Value(torch.cat([x.data, y.data], 0)),
         "libdevice": types.SimpleNamespace(
             fast_dividef=lambda x, y: Value(x.data / y.data), fast_expf=lambda x: Value(x.data.exp())
         ),

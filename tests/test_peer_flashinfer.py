@@ -139,3 +139,17 @@ def test_kernels_that_keep_the_contract_agree(
     monkeypatch.setattr(peers, "_rig", rig)
     g = geometry(gate, state, num_layers=1)
     assert peers.disagreement(peer, g, Window(max_len=t), from_rate(0.6, t - 1), seed=0) is None
+
+
+def test_a_kernel_of_another_version_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails where it is called, by whatever it raises."""
+
+    def disagreement(*_: object, **__: object) -> None:
+        raise TypeError("got an unexpected keyword argument")
+
+    monkeypatch.setattr(peers, "absent", lambda *_: None)
+    monkeypatch.setattr(peers, "disagreement", disagreement)
+    g = geometry("gdn", "bf16", head_k=128, head_v=128)
+    found = peers.run(peers.RING, g, Window(max_len=4), 2, from_rate(0.6, 3), bandwidth=4e12)
+    assert "unexpected keyword" in str(found.absent)
+    assert found.layer_us is None

@@ -175,7 +175,8 @@ def test_the_packages_speeds_are_of_the_benchmarks() -> None:
     ]
     older = [base | row | {"layer_us": 40.0} for row in timed if row["policy"] == "checkpointing"]
     alone = [base | {"policy": "checkpointing", "ring": 8, "layer_us": 1.0, "accepted": 3.1}]
-    records = [{"timings": rows} for rows in (older, [base | row for row in timed], alone)]
+    fewer = [base | row | {"accepted": 2.0} for row in timed[:4]]
+    records = [{"timings": rows} for rows in (older, [base | row for row in timed], alone, fewer)]
     (found,) = speeds.speeds_of(records, 256)
     assert (found.policy, found.ring, found.times, found.window) == ("checkpointing", 8, 2.0, 4)
     table = speeds.Measured(device="d", batch=256, speeds=(found,))

@@ -113,13 +113,15 @@ def test_every_policy_gets_the_same_prompts_and_drafts(monkeypatch: pytest.Monke
 
 
 def test_more_settings_are_the_policies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = Engines(monkeypatch, native=[1], checkpointing=[1])
+    """A ring is checkpointing's."""
+    engines = Engines(monkeypatch, native=[1], recover=[1], checkpointing=[1])
     more = {"additional_config": {"ssmspec": {"ring_len": 24}, "another": 1}}
-    run("some/model", "--policy", "checkpointing", "--engine", json.dumps(more))
-    native, checkpointing = (scenario["engine"]["additional_config"] for scenario in engines.asked)
+    run("some/model", "--policy", "recover,checkpointing", "--engine", json.dumps(more))
+    native, recover, checkpointing = (scenario["engine"]["additional_config"] for scenario in engines.asked)
     assert native == {"another": 1}
     assert checkpointing.pop("ssmspec") == {"policy": "checkpointing", "mode": "exact", "ring_len": 24}
     assert checkpointing == native
+    assert recover == native | {"ssmspec": {"policy": "recover", "mode": "exact"}}
 
 
 def test_a_drafter_that_needs_a_checkpoint_is_refused() -> None:

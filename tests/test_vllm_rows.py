@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssmspec.runtime.rows import Batch, LaunchedRows, Rows
+from ssmspec.runtime.launched_rows import LaunchedRows
+from ssmspec.runtime.rows import Batch, Rows
 from ssmspec.step import Commit
 
 REQUESTS, COLUMNS, BLOCK, T = 4, 9, 5, 4

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ssmspec.kernels.conv_math import ring_at
 from ssmspec.kernels.fast_couplings import EPS, gram
-from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
+from ssmspec.kernels.fast_math import channel_decay, exp, rsqrt, sigmoid
 from ssmspec.kernels.fast_rows import live_row, place_row
 from ssmspec.kernels.handed import hand_over
 
@@ -49,15 +49,6 @@ def _history(loaded, c: tl.constexpr):
 
 
 @triton.jit
-def _decay(gate, rate, bias, c: tl.constexpr):
-    x = gate + bias
-    if c.BOUND is None:
-        return exp(-rate * softplus(x))
-    else:
-        return exp(c.BOUND * sigmoid(rate * x))
-
-
-@triton.jit
 def _window(x, x_step, row, h, head, n, rate, bias, to_decay, first, channel, c: tl.constexpr):
     """Tuples over tokens: probes of key and query [KP], with norms and decays; 1/norm of the keys; and, over pairs
     (j, t), j first, what a unit update of token j adds to what key and query of token t see.
@@ -81,7 +72,7 @@ def _window(x, x_step, row, h, head, n, rate, bias, to_decay, first, channel, c:
         norm = rsqrt(tl.sum(key * key, 0) + EPS)
         key *= norm
         query *= rsqrt(tl.sum(query * query, 0) + EPS) * c.QUERY
-        decay = _decay(gates[t].to(tl.float32), rate, bias, c)
+        decay = channel_decay(gates[t].to(tl.float32), rate, bias, c.BOUND)
         tl.store(to_decay + ring_at(first + t, c) * c.K + channel, decay, mask=(channel < c.K) & (t < n))
         upto *= decay
         probes = probes + (key * upto, query * upto)

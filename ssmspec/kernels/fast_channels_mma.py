@@ -15,8 +15,8 @@ from triton.experimental.gluon import language as gl
 from ssmspec.kernels.conv_math import ring_at
 from ssmspec.kernels.fast_channels_history import fetch_history, fold_history, hand_over_history, see
 from ssmspec.kernels.fast_couplings import EPS
-from ssmspec.kernels.fast_math import exp, rsqrt, sigmoid, softplus
-from ssmspec.kernels.fast_mma import _above
+from ssmspec.kernels.fast_math import channel_decay, exp, rsqrt, sigmoid
+from ssmspec.kernels.fast_mma import above
 from ssmspec.kernels.fast_rows import ROWS, live_row, place_row
 from ssmspec.kernels.handed import hand_over
 
@@ -56,15 +56,6 @@ def _gather_sums(xs, lane, N: gl.constexpr):
 
 
 @gluon.jit
-def _decay(gate, rate, bias, c: gl.constexpr):
-    x = gate + bias
-    if c.BOUND is None:
-        return exp(-rate * softplus(x))
-    else:
-        return exp(c.BOUND * sigmoid(rate * x))
-
-
-@gluon.jit
 def _load_window(x, x_step, row, h, head, n, k, c: gl.constexpr):
     """Tuples over tokens: raw keys, queries and gates [1, KP]; all are under way before the first is waited for."""
     TOKENS: gl.constexpr = c.T
@@ -98,10 +89,10 @@ def _window(loaded, beta, rate, bias, of_w, to_key, to_decay, first, n, k, lane,
         inside = (k < c.K) & (t < n)
         gl.store(to_key + ring + k, keys[t], mask=inside & own)
         key, query = keys[t].to(gl.float32), queries[t].to(gl.float32)
-        decay = _decay(gates[t].to(gl.float32), rate, bias, c)
+        decay = channel_decay(gates[t].to(gl.float32), rate, bias, c.BOUND)
         gl.store(to_decay + ring + k, decay, mask=inside)
         upto = upto * decay
-        probes = probes + (gl.convert_layout(_above(key * upto, query * upto), c.row()),)
+        probes = probes + (gl.convert_layout(above(key * upto, query * upto), c.row()),)
         later, on_keys, on_queries = (), (), ()
         for j in gl.static_range(t):
             old = decayed[j] * decay

@@ -29,7 +29,7 @@ class Cut:
     registers: int | None = 128  # of a thread, at most
 
 
-def cut(tokens: int, batch: int) -> Cut:
+def cut(batch: int) -> Cut:
     """Few rows are spread over more programs, and a program may have all registers then."""
     if batch <= FEW:
         return Cut(block=64, registers=None)
@@ -86,7 +86,7 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
     if not isinstance(x, Unconvolved):
         return fast.couple(g, layer, x, call, at, c)
     p, field, batch = layer.params, x.ring.field[x.index], call.out.shape[0]
-    how = cut(c.T, batch)
+    how = cut(batch)
     w = x.ring.shape(c.T, how.block, fast=True)
     programs = c.HV // c.HEADS + triton.cdiv(c.HV * c.V, w.BLOCK) + 1
     convolve_and_couple[(programs, batch)](

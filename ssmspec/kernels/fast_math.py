@@ -8,10 +8,9 @@ LEAST = tl.constexpr(-87.0)  # e^x is a normal number from here on
 
 @triton.jit
 def normal_exp(x):
-    """e^x = 2^n e^r of x >= LEAST, with n an integer, |r| <= ln(2) / 2, and a Taylor polynomial."""
-    turned = (
-        x * 1.4426950408889634 + 12582912.0
-    )  # 1.5 * 2^23, behind which there is room for n in the last bits
+    """e^x = 2^n e^r of LEAST <= x <= 88, with n an integer, |r| <= ln(2) / 2, and a Taylor polynomial."""
+    # behind 1.5 * 2^23 there is room for n in the last bits
+    turned = x * 1.4426950408889634 + 12582912.0
     n = turned - 12582912.0
     r = (x - n * 0.693359375) + n * 2.12194440054690583e-4  # ln 2 in two parts: the first product is exact
     p = 1.0 / 720.0 + r * (1.0 / 5040.0)
@@ -23,7 +22,7 @@ def normal_exp(x):
 
 @triton.jit
 def exp(x):
-    """e^x, 0 below LEAST."""
+    """e^x of x <= 88, 0 below LEAST."""
     return tl.where(x < LEAST, 0.0, normal_exp(tl.maximum(x, LEAST)))
 
 
@@ -57,3 +56,13 @@ def rsqrt(x):
     """One Newton step behind the approximation."""
     y = tl.rsqrt(x)
     return y * (1.5 - 0.5 * x * y * y)
+
+
+@triton.jit
+def channel_decay(gate, rate, bias, BOUND: tl.constexpr):
+    """KDA's: exp(-rate softplus(x)), or with a lower bound of its log, exp(BOUND sigmoid(rate x)), of x = gate + bias."""
+    x = gate + bias
+    if BOUND is None:
+        return exp(-rate * softplus(x))
+    else:
+        return exp(BOUND * sigmoid(rate * x))

@@ -87,7 +87,7 @@ def _beside(x, y):
 
 
 @gluon.jit
-def _above(x, y):
+def above(x, y):
     """[M, N] twice -> [2M, N]."""
     return gl.reshape(gl.permute(gl.join(x, y), (2, 0, 1)), [2 * x.shape[0], x.shape[1]])
 
@@ -123,10 +123,10 @@ def _solve(y, solve, value, M: gl.constexpr, c: gl.constexpr):
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, M, 1)
     zeros = gl.full([c.BV, c.NC], 0.0, gl.float32, layout=M)
     left = _beside(high, rest)
-    right, low = _above(z_high, z_high), _above(z_rest, z_rest)
+    right, low = above(z_high, z_high), above(z_rest, z_rest)
     if c.TP < 8:  # a product has a depth of 16 at least
         both = gl.convert_layout(_beside(left, left), LEFT)
-        solved = mma_v2(both, gl.convert_layout(_above(right, low), RIGHT), zeros, input_precision="tf32")
+        solved = mma_v2(both, gl.convert_layout(above(right, low), RIGHT), zeros, input_precision="tf32")
     else:
         left = gl.convert_layout(left, LEFT)
         solved = mma_v2(left, gl.convert_layout(right, RIGHT), zeros, input_precision="tf32")

@@ -14,7 +14,7 @@ from ssmspec.kernels.conv import ConvWindow
 from ssmspec.kernels.layer_step import LayerStep, Projected, Weights, parts
 from ssmspec.pool import StatePool, storage
 from ssmspec.runtime.content import layer_params
-from ssmspec.runtime.rows import LaunchedRows, Rows
+from ssmspec.runtime.rows import Rows
 from ssmspec.step import Commit
 
 
@@ -50,7 +50,7 @@ class Rig:
         made, step = _step(kernels.make(backend, g, w), g, w, fused)
         self.policy = policies.POLICIES[policy](g, w, pool, made, self.params)
         slots = torch.randperm(batch, generator=self.generator, device=device) + 1
-        self.rows = (LaunchedRows if backend == "triton" else Rows)(batch, w.max_len, torch.device(device))
+        self.rows = _rows(backend)(batch, w.max_len, torch.device(device))
         self.step = self.rows.step(batch)
         for buffer in (self.step.slots, self.step.next_slots):
             buffer.copy_(slots)
@@ -144,6 +144,14 @@ class Rig:
         return torch.stack(
             [self.policy.checkpoint(i)[self.step.slots].float() for i in range(self.g.num_layers)]
         )
+
+
+def _rows(backend: str) -> type[Rows]:
+    if backend != "triton":
+        return Rows
+    from ssmspec.runtime.launched_rows import LaunchedRows
+
+    return LaunchedRows
 
 
 def _step(made: Kernels, g: Geometry, w: Window, fused: bool) -> tuple[Kernels, type[LayerStep]]:

@@ -91,15 +91,18 @@ def _loaded(row: dict[str, Any]) -> Speed:
 
 def speeds_of(records: Iterable[Mapping[str, Any]], batch: int) -> tuple[Speed, ...]:
     """From whole layers that were timed beside vLLM's: the rows of benchmarks, at each window's largest mean of accepted.
-    A later record's rows take the place of an earlier one's."""
+    A later record's rows take the place of an earlier one's of the same mean."""
     found: dict[Speed, Speed] = {}
+    largest: dict[tuple[str, str, int], float] = {}
     for record in records:
         timed: dict[tuple[str, str, int], dict[float, list[Mapping[str, Any]]]] = {}
         for row in record["timings"]:
             if row["batch"] == batch and row["layer_us"] is not None and row.get("fused", True):
                 cells = timed.setdefault((row["model"], row["state_dtype"], row["draft"] + 1), {})
                 cells.setdefault(row["accepted"], []).append(row)
-        found |= {_cell(speed): speed for cells in timed.values() for speed in _best(cells[max(cells)])}
+        for key, cells in timed.items():
+            largest[key] = max(largest.get(key, 0.0), *cells)
+            found |= {_cell(speed): speed for speed in _best(cells.get(largest[key], ()))}
     return tuple(found.values())
 
 

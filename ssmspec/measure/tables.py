@@ -30,21 +30,34 @@ def rendered(page: str, root: Path) -> str:
     Files are named from ``root``, with spaces between them; a file holds what one run printed, or a list of such.
     """
 
+    def read(names: str) -> list[Mapping[str, Any]]:
+        files = [json.loads((root / name).read_text()) for name in names.split()]
+        return [record for one in files for record in (one if isinstance(one, list) else [one])]
+
+    whole = (names for _, kind, names, _ in PAGE.findall(page) if kind == WHOLE)
+    fastest = max((copy_of(read(names)) for names in whole), default=0.0)
+
     def block(found: re.Match[str]) -> str:
-        read = [json.loads((root / name).read_text()) for name in found[3].split()]
-        records = [record for one in read for record in (one if isinstance(one, list) else [one])]
-        text = counters(records) if found[2] == COUNTERS else tables(records, core=found[2] == CORE)
+        records, kind = read(found[3]), found[2]
+        text = counters(records) if kind == COUNTERS else tables(records, core=kind == CORE, copy=fastest)
         return found[1] + text + found[4]
 
     return PAGE.sub(block, page)
 
 
-def tables(records: Sequence[Mapping[str, Any]], *, core: bool = False) -> str:
+def copy_of(records: Sequence[Mapping[str, Any]]) -> float:
+    """Bytes per second of the fastest copy that was timed beside the rows; runs differ by a tenth."""
+    return max((row.get("bandwidth", 0.0) for record in records for row in record["timings"]), default=0.0)
+
+
+def tables(records: Sequence[Mapping[str, Any]], *, core: bool = False, copy: float = 0.0) -> str:
     """One table per model and batch size, a row per policy and mode, a column per state dtype and window.
 
-    ``core``: of times without conv and norm, without the sources. What was refused comes last.
+    ``core``: of times without conv and norm, without the sources. ``copy``: bytes per second that shares are of; at
+    least those of the fastest copy beside the rows. What was refused comes last.
     """
-    rows = [row for record in records for row in record["timings"]]
+    copy = max(copy, copy_of(records))
+    rows = [_shared(row, copy) for record in records for row in record["timings"]]
     groups = sorted({(row.get("model", ""), row["batch"]) for row in rows}, key=lambda key: (key[0], -key[1]))
     parts = [] if core else [_sources(records)]
     for model, batch in groups:
@@ -99,6 +112,13 @@ def _name(row: Row) -> str:
     ring = f", L={row['ring']}" if row["policy"] == "checkpointing" else ""
     pieces = "" if row.get("fused", True) else ", in pieces"
     return str(row["policy"]) + ring + (", fast" if row["mode"] == "fast" else "") + pieces
+
+
+def _shared(row: Row, copy: float) -> Row:
+    """With the share of a copy of so many bytes per second."""
+    if not copy or not row.get("share") or "bandwidth" not in row:
+        return row
+    return {**row, "share": row["share"] * row["bandwidth"] / copy}
 
 
 def _column(row: Row) -> str:

@@ -140,7 +140,8 @@ def _between(g: Geometry, w: Window, c: Cadence) -> float:
         outputs += value
     vectors = 0.0
     if fast and g.arch is Arch.KDA:
-        vectors = g.num_v_heads * (2 * w.max_len + c.flush_fraction * (w.limit + 1))
+        folded = c.accepted + c.flush_fraction if c.flush_fraction else 0.0
+        vectors = g.num_v_heads * (2 * w.max_len + folded)
     return g.act_dtype.nbytes(w.max_len * outputs) + vectors * DType.FP32.nbytes(g.head_k)
 
 

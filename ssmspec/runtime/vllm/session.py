@@ -14,7 +14,8 @@ from ssmspec import layout, policies
 from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels.base import LayerParams, Tokens
 from ssmspec.policies.base import Policy
-from ssmspec.runtime.rows import Batch, LaunchedRows, Rows
+from ssmspec.runtime.launched_rows import LaunchedRows
+from ssmspec.runtime.rows import Batch, Rows
 from ssmspec.runtime.vllm import pages
 from ssmspec.runtime.vllm.config import ServeConfig
 from ssmspec.runtime.vllm.windows import Windows
