@@ -114,7 +114,7 @@ def run(
         accepted=acceptance.mean,
         absent=absent(peer, g, w),
         layers=number,
-        bytes=traffic.of("native", g, w, acceptance).total * batch,
+        bytes=0.0 if peer == RING else traffic.of("native", g, w, acceptance).total * batch,
         bandwidth=bandwidth,
     )
     if timing.absent is not None:
