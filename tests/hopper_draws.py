@@ -1,5 +1,7 @@
 """Random layers and windows for the Hopper kernels, and a CPU to run them on."""
 
+from collections.abc import Sequence
+
 import gluon_on_cpu
 import pytest
 import torch
@@ -14,7 +16,7 @@ from ssmspec.kernels import (
     hopper_tile,
     hopper_verify,
 )
-from ssmspec.kernels.base import Layer, LayerParams, Tokens
+from ssmspec.kernels.base import History, Layer, LayerParams, Tokens, Verify
 from ssmspec.pool import storage
 
 
@@ -73,6 +75,14 @@ class Draw:
 def clone(layer: Layer) -> Layer:
     records = {name: field.clone() for name, field in layer.records.items()}
     return Layer(params=layer.params, state=layer.state.clone(), read=None, records=records)
+
+
+def each(
+    verifies: Sequence[Verify], start: Layer, x: Tokens, rows: Tensor, lens: Tensor, past: History | None
+) -> list[tuple[Tensor, Layer]]:
+    """What every verify makes of a layer of its own: outputs, and the layer behind them."""
+    layers = [clone(start) for _ in verifies]
+    return [(f(layer, x, rows, lens, history=past), layer) for f, layer in zip(verifies, layers, strict=True)]
 
 
 @pytest.fixture

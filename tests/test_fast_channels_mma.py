@@ -8,8 +8,7 @@ import pytest
 import test_fast_mma
 import torch
 from gluon_on_cpu import Value, plain
-from hopper_draws import Draw, clone, near
-from torch import Tensor
+from hopper_draws import Draw, each, near
 
 from ssmspec import layout
 from ssmspec.geometry import Arch, DType, Geometry, Mode, Window
@@ -23,6 +22,7 @@ from ssmspec.kernels import (
     fast,
     fast_channels_history,
     fast_channels_mma,
+    fast_couplings,
     fast_math,
     fast_mma,
     fast_rows,
@@ -38,6 +38,7 @@ MODULES = [
     handed,
     hopper_tile,
     fast_mma,
+    fast_couplings,
     fast_channels_history,
     fast_channels_mma,
 ]
@@ -116,11 +117,8 @@ def test_a_window_has_the_values_of_the_reference(
     start.records["decay"][:, :, :, 3] = 0
     x.a[..., 5] = 1000.0
     rows, lens = torch.tensor([3, 1, 0, 5, 4]), torch.tensor([t, t, t, 0, max(1, t - 1)])
-    results: list[tuple[Tensor, Any]] = []
-    for verify in (reference.make(g, w).verify, fast.make_verify(g, w, lambda *_: None)):
-        layer = clone(start)
-        results.append((verify(layer, x, rows, lens, history=past), layer))
-    (wanted, theirs), (got, ours) = results
+    verifies = reference.make(g, w).verify, fast.make_verify(g, w, lambda *_: None)
+    (wanted, theirs), (got, ours) = each(verifies, start, x, rows, lens, past)
     near(got, wanted)
     near(ours.state, theirs.state)
     for name in start.records:

@@ -15,7 +15,7 @@ from ssmspec.pool import storage
 pytest.importorskip("triton.experimental.gluon")
 
 import hopper_draws
-from hopper_draws import Draw, clone, gdn, near, of_arch
+from hopper_draws import Draw, clone, each, gdn, near, of_arch
 
 from ssmspec.kernels import hopper, selftest
 from ssmspec.kernels.hopper_shape import Order
@@ -81,11 +81,8 @@ def _has_the_references_values(g: Geometry, policy: str, t: int, draw: Draw, ord
         past = History(base=draw.ints(ring.capacity, 6).int(), count=count, limit=ring.limit, ends=ends)
     x, start = draw.tokens(g, 4, t), draw.layer(g, 6, ring.capacity)
     rows, lens = torch.tensor([3, 1, 0, 5]), torch.tensor([t, t - 1, t, 0])
-    results = []
-    for verify in (reference.make(g, w).verify, hopper.make_verify(g, w, order)):
-        layer = clone(start)
-        results.append((verify(layer, x, rows, lens, history=past), layer))
-    (wanted, theirs), (got, ours) = results
+    verifies = reference.make(g, w).verify, hopper.make_verify(g, w, order)
+    (wanted, theirs), (got, ours) = each(verifies, start, x, rows, lens, past)
     near(got, wanted)
     near(ours.state, theirs.state)
     for name in start.records:

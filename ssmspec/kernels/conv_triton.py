@@ -14,7 +14,7 @@ from ssmspec.geometry import Conv, DType
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.kernels.conv_math import Shape, load_inputs, output, ring_at, store_inputs
 from ssmspec.kernels.handed import hand_over
-from ssmspec.kernels.launch import power
+from ssmspec.kernels.heads import power_of_2
 from ssmspec.pool import StatePool
 from ssmspec.step import Commit, Step
 
@@ -205,8 +205,8 @@ class ConvRing(ConvWindow):
             HISTORY=self.conv.history,
             R=ring,
             T=rows,
-            PT=power(rows),
-            BLOCK=min(block, power(channels)),
+            PT=power_of_2(rows),
+            BLOCK=min(block, power_of_2(channels)),
             COMPILED=compiled,
             FAST=fast and compiled,
         )

@@ -32,7 +32,7 @@ LONGEST_PAIRED = 8  # tokens of KDA: its couplings are written out pair by pair,
 
 def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:
     """Launch what works out the couplings ``call.w``, and stores the window's records of keys and gates."""
-    kernel, registers = _couplings(g, layer, x, c)
+    kernel, registers = _couplings(c)
     p = layer.params
     kernel[(call.out.shape[0] * c.HV // c.HEADS,)](
         call.w,
@@ -52,11 +52,11 @@ def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Sha
     )
 
 
-def _couplings(g: Geometry, layer: Layer, x: Tokens, c: Shape) -> tuple[Any, int | None]:
+def _couplings(c: Shape) -> tuple[Any, int | None]:
     """The kernel, and the most registers of its threads."""
-    if g.arch is not Arch.KDA:
+    if not c.CHANNELS:
         return fast_couplings.couple, COUPLE_REGISTERS
-    if _tuned(g, layer, x):
+    if c.TUNED:
         return fast_channels_mma.couple, LONG_REGISTERS if c.T > 4 else None
     return fast_channels.couple, None
 
@@ -161,6 +161,7 @@ def _shape(
         HP=triton.next_power_of_2(longest) if history else 0,
         BV=16 * warps,
         HEADS=1 if g.arch is Arch.KDA else next(n for n in (4, 2, 1) if g.group % n == 0),
+        TUNED=tuned,
         GATE=str(x.norm.gate) if isinstance(x, Gated) and tuned and _norms(g, x, warps) else None,
         EPS=x.norm.eps if isinstance(x, Gated) else 0.0,
     )

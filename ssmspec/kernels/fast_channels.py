@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ssmspec.kernels.conv_math import ring_at
-from ssmspec.kernels.fast_couplings import EPS, gram
+from ssmspec.kernels.fast_couplings import EPS, gram, load_channels
 from ssmspec.kernels.fast_math import channel_decay, exp, rsqrt, sigmoid
 from ssmspec.kernels.fast_rows import live_row, place_row
 from ssmspec.kernels.handed import hand_over
@@ -57,15 +57,7 @@ def _window(x, x_step, row, h, head, n, rate, bias, to_decay, first, channel, c:
     """
     TOKENS: tl.constexpr = c.T
     upto = tl.full([c.KP], 1.0, tl.float32)
-    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + channel
-    of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + channel
-    of_gate = x.a + row * x_step.a[0] + head * x_step.a[2] + channel
-    keys, queries, gates = (), (), ()
-    for t in tl.static_range(TOKENS):
-        inside = (channel < c.K) & (t < n)
-        keys = keys + (tl.load(of_k + t * x_step.k[1], mask=inside, other=0.0),)
-        queries = queries + (tl.load(of_q + t * x_step.q[1], mask=inside, other=0.0),)
-        gates = gates + (tl.load(of_gate + t * x_step.a[1], mask=inside, other=0.0),)
+    keys, queries, gates = load_channels(x, x_step, row, h, head, n, channel, c)
     on_keys, on_queries, norms, probes, decayed = (), (), (), (), ()
     for t in tl.static_range(TOKENS):
         key, query = keys[t].to(tl.float32), queries[t].to(tl.float32)

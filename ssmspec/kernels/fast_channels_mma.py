@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from ssmspec.kernels.conv_math import ring_at
 from ssmspec.kernels.fast_channels_history import fetch_history, fold_history, hand_over_history, see
-from ssmspec.kernels.fast_couplings import EPS
+from ssmspec.kernels.fast_couplings import EPS, load_channels
 from ssmspec.kernels.fast_math import channel_decay, exp, rsqrt, sigmoid
 from ssmspec.kernels.fast_mma import above
 from ssmspec.kernels.fast_rows import ROWS, live_row, place_row
@@ -53,22 +53,6 @@ def _gather_sums(xs, lane, N: gl.constexpr):
     for s in gl.static_range(5):
         xs = _halve(xs, lane, (N + (1 << s) - 1) >> s, 1 << s)
     return xs[0]
-
-
-@gluon.jit
-def _load_window(x, x_step, row, h, head, n, k, c: gl.constexpr):
-    """Tuples over tokens: raw keys, queries and gates [1, KP]; all are under way before the first is waited for."""
-    TOKENS: gl.constexpr = c.T
-    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + k
-    of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + k
-    of_gate = x.a + row * x_step.a[0] + head * x_step.a[2] + k
-    keys, queries, gates = (), (), ()
-    for t in gl.static_range(TOKENS):
-        inside = (k < c.K) & (t < n)
-        gates = gates + (gl.load(of_gate + t * x_step.a[1], mask=inside, other=0.0),)
-        keys = keys + (gl.load(of_k + t * x_step.k[1], mask=inside, other=0.0),)
-        queries = queries + (gl.load(of_q + t * x_step.q[1], mask=inside, other=0.0),)
-    return keys, queries, gates
 
 
 @gluon.jit
@@ -142,7 +126,7 @@ def couple(to, x, x_step, A_log, dt_bias, D, at, rec, rec_step, OPERAND: gl.cons
     k = gl.arange(0, c.KP, layout=gl.SliceLayout(0, ROW))[None, :]
     lane = gl.arange(0, 32, layout=_lane_sum(k, c).type.layout)
     # all loads first, those ahead that need not wait for where the history is
-    loaded = _load_window(x, x_step, row, h, head, n, k, c)
+    loaded = load_channels(x, x_step, row, h, head, n, k, c)
     of_beta = x.b + row * x_step.b[0] + head * x_step.b[2] + lane * x_step.b[1]
     beta = gl.load(of_beta, mask=lane < n, other=0.0)
     rate = gl.load(A_log + head)

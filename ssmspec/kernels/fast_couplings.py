@@ -15,6 +15,8 @@ so the unit lower triangular system of the delta rule is solved here, once, by s
 (Yang et al., Parallelizing Linear Transformers with the Delta Rule; Gated Delta Networks.)
 """
 
+# Triton unpacks no tuples
+# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, var-annotated"
 
 import triton
@@ -66,6 +68,23 @@ def load_tokens(x, x_step, row, h, n, c: tl.constexpr):
     of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + (token * x_step.q[1])[:, None]
     keys = tl.load(of_k + channel[None, :], mask=asked, other=0.0)
     return keys, tl.load(of_q + channel[None, :], mask=asked, other=0.0)
+
+
+@triton.jit
+def load_channels(x, x_step, row, h, head, n, channel, c: tl.constexpr):
+    """Tuples over tokens: raw keys, queries and gates of ``channel``, where gates are per channel; all are under way
+    before the first is waited for."""
+    TOKENS: tl.constexpr = c.T
+    of_k = x.k + row * x_step.k[0] + h * x_step.k[2] + channel
+    of_q = x.q + row * x_step.q[0] + h * x_step.q[2] + channel
+    of_gate = x.a + row * x_step.a[0] + head * x_step.a[2] + channel
+    keys, queries, gates = (), (), ()
+    for t in tl.static_range(TOKENS):
+        inside = (channel < c.K) & (t < n)
+        gates = gates + (tl.load(of_gate + t * x_step.a[1], mask=inside, other=0.0),)
+        keys = keys + (tl.load(of_k + t * x_step.k[1], mask=inside, other=0.0),)
+        queries = queries + (tl.load(of_q + t * x_step.q[1], mask=inside, other=0.0),)
+    return keys, queries, gates
 
 
 @triton.jit

@@ -53,6 +53,7 @@ class Shape(Recurrent):
     BV: int  # rows of V in a tile
     HEADS: int  # value heads of a coupling program
     REVISION: str = revision(__file__)  # of the properties below, which Triton's cache on disk does not see
+    TUNED: bool = False  # whether the Gluon kernels serve
     GATE: str | None = None  # of normed outputs, as norm.Gate has it; None: outputs are stored as they are
     EPS: float = 0.0  # of their norm
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmspec.kernels.launch import power
+from ssmspec.kernels.heads import power_of_2
 
 ROWS, PROGRAMS = 4, 2  # rows of a program, at most; programs per multiprocessor below which they are fewer
 
@@ -42,7 +42,7 @@ def norm_then_gate(
 
 def rows_of_a_program(rows: int, multiprocessors: int) -> int:
     """As vLLM's ``calc_rows_per_block``: 1, 2 or 4."""
-    return min(ROWS, power(-(-rows // (PROGRAMS * multiprocessors))))
+    return min(ROWS, power_of_2(-(-rows // (PROGRAMS * multiprocessors))))
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -58,7 +58,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, out: Tensor)
     if rows == 0:
         return
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    each, width = rows_of_a_program(rows, multiprocessors), power(n)
+    each, width = rows_of_a_program(rows, multiprocessors), power_of_2(n)
     norm_then_gate[(triton.cdiv(rows, each),)](
         x, gate, *gate.stride()[:2], weight, out, rows, eps, heads, n, width, each,
         num_warps=min(max(width // 256, 1), 8),

@@ -14,12 +14,10 @@ from torch import Tensor
 from ssmspec.geometry import DType, Geometry
 from ssmspec.kernels import choices
 from ssmspec.kernels.choices import Kernel
+from ssmspec.kernels.heads import power_of_2
 from ssmspec.kernels.triton_records import Shape
 
-REGISTERS_A_PROCESSOR, REGISTERS_A_PIECE = (
-    65536,
-    8,
-)  # the latter of a warp's lane: they are given out in pieces
+REGISTERS_A_PROCESSOR, REGISTERS_A_PIECE = 65536, 8  # given out in pieces, so many to a warp's lane
 SHARED_A_PROCESSOR, SHARED_RESERVED = 228 * 1024, 1024  # bytes; the latter per program
 MOST_REGISTERS = 255  # of a thread
 
@@ -52,16 +50,11 @@ class Tile:
         return {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
 
 
-def power(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
-
-
 def _tile(g: Geometry, lanes_k: int, **rest: int) -> Tile:
     """As many rows per lane as 64 values allow, fewer where they do not divide V."""
     chunk = 4 if g.state_dtype is DType.FP32 else 8
-    lanes_k = min(lanes_k, power(g.head_k) // chunk)
-    lane_rows = max(1, min(4, 64 * lanes_k // power(g.head_k)))
+    lanes_k = min(lanes_k, power_of_2(g.head_k) // chunk)
+    lane_rows = max(1, min(4, 64 * lanes_k // power_of_2(g.head_k)))
     tile = Tile(lanes_k=lanes_k, lane_rows=lane_rows, chunk=chunk, **rest)
     while tile.lane_rows > 1 and g.head_v % tile.rows:
         tile = Tile(lanes_k=lanes_k, lane_rows=tile.lane_rows // 2, chunk=chunk, **rest)
@@ -77,7 +70,7 @@ def window_tile(g: Geometry, tokens: int, batch: int, replays: bool) -> Tile:
 
 def head_tile(g: Geometry) -> Tile:
     """Heads instead of rows; sums over K go by fours whatever the state's dtype."""
-    return Tile(lanes_k=min(8, power(g.head_k) // 4), lane_rows=1, chunk=4)
+    return Tile(lanes_k=min(8, power_of_2(g.head_k) // 4), lane_rows=1, chunk=4)
 
 
 def fold_tile(g: Geometry) -> Tile:
@@ -88,7 +81,7 @@ def fold_tile(g: Geometry) -> Tile:
 def fold_rows(tiles: int, batch: int) -> int:
     """Rows per program, a power of 2: no more programs than run at once about twice, since most plans are nearly
     empty, and looking at a row takes a program a microsecond."""
-    return power(max(1, tiles * batch // 2048))
+    return power_of_2(max(1, tiles * batch // 2048))
 
 
 def fold_span(g: Geometry, layers: int, batch: int) -> int:
@@ -104,11 +97,11 @@ def shape_of(g: Geometry, tile: Tile, ring: int) -> Shape:
         SCALE=g.head_k**-0.5,
         H=g.num_k_heads,
         HV=g.num_v_heads,
-        PHV=power(g.num_v_heads),
+        PHV=power_of_2(g.num_v_heads),
         K=g.head_k,
         V=g.head_v,
         R=ring,
-        PK=power(g.head_k),
+        PK=power_of_2(g.head_k),
         LK=tile.lanes_k,
         LV=tile.lanes_v,
         NV=tile.lane_rows,

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from ssmspec.kernels.launch import power
+from ssmspec.kernels.heads import power_of_2
 from ssmspec.kernels.norm import Gate, GatedNorm
 from ssmspec.step import Step
 
@@ -71,7 +71,7 @@ class TritonNorm(GatedNorm):
         assert weight.numel() in (self.group, hv * v)
         assert weight.is_contiguous()
         if batch:
-            width = power(self.group)
+            width = power_of_2(self.group)
             c = Shape(
                 HV=hv,
                 V=v,

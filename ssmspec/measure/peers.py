@@ -91,8 +91,7 @@ def disagreement(peer: str, g: Geometry, w: Window, acceptance: Acceptance, *, s
     ours = _rig(g, w, 8, acceptance, 1, seed)
     theirs = layers(peer, ours)
     for i in range(8):
-        ours.stage(i)
-        (a,), (b,) = theirs.verify(i), ours.verify(i)
+        (b,), (a,) = ours.verify(i), theirs.verify(i)  # ours opens the step
         ours.accept()
         if (apart := bench.gap(a, b)) is not None:
             return f"outputs are {apart} away from ours at step {i + 1}"

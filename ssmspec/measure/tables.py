@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def rendered(page: str, root: Path) -> str:
     Files are named from ``root``, with spaces between them; a file holds what one run printed, or a list of such.
     """
 
+    @cache
     def read(names: str) -> list[Mapping[str, Any]]:
         files = [json.loads((root / name).read_text()) for name in names.split()]
         return [record for one in files for record in (one if isinstance(one, list) else [one])]
