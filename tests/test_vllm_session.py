@@ -35,6 +35,11 @@ class Truth:
     inputs: list[Tensor] = field(default_factory=lambda: [torch.zeros(CONV.channels)] * CONV.history)
 
 
+def one_window(g: Geometry) -> Tokens:
+    """Of one row, random."""
+    return Tokens.unpack(g, torch.randn(1, T, CONV.channels), *torch.randn(2, 1, T, 2))
+
+
 class Engine:
     """Does what vLLM does around a session: block tables, the copy into the next block, counts."""
 
@@ -110,7 +115,7 @@ class Engine:
             mixed = self.convs[layer].verify(
                 blocks[self.group_of(layer)], torch.zeros(len(rows), dtype=torch.int64), x
             )
-            out = self.session.verify(layer, mixed, a, b)
+            out = self.session.verify(layer, Tokens.unpack(self.g, mixed, a, b))
             for i, r in enumerate(rows):
                 wanted = self._expected(layer, r, x[i], a[i], b[i], lens[i], accepted[i])
                 assert torch.equal(out[i, : lens[i]], wanted), f"layer {layer}, request {r}"
@@ -230,7 +235,7 @@ def test_a_dummy_batch_changes_nothing() -> None:
     cursors = {n: c.clone() for n, c in engine.session.cursors.items()}
     _stage_one(engine, dummy=True)
     for layer in range(LAYERS):
-        engine.session.verify(layer, torch.randn(1, T, CONV.channels), *torch.randn(2, 1, T, 2))
+        engine.session.verify(layer, one_window(engine.g))
     engine.session.commit(torch.tensor([1]))
     assert all(torch.equal(a, b) for a, b in zip(states, engine.states, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(windows, engine.windows, strict=True))
@@ -240,7 +245,7 @@ def test_a_dummy_batch_changes_nothing() -> None:
 def test_a_window_without_a_staged_step_is_an_error() -> None:
     engine = Engine("recover", DType.FP32, 0)
     with pytest.raises(RuntimeError, match="before its step was staged"):
-        engine.session.verify(0, torch.randn(1, T, CONV.channels), *torch.randn(2, 1, T, 2))
+        engine.session.verify(0, one_window(engine.g))
 
 
 def test_a_row_is_settled_where_vllm_says_so_and_in_that_step_alone() -> None:

@@ -22,6 +22,7 @@ class Shape(NamedTuple):
     BLOCK: int
     COMPILED: bool
     FAST: bool  # silu of fast mode, compiled
+    PACKED: bool = False  # a channel's taps lie together, in 8 bytes
 
 
 @triton.jit
@@ -77,7 +78,8 @@ def ring_at(position, c: tl.constexpr):
 @triton.jit
 def load_inputs(p_x, x_token, p_ring, ring_input, p_weight, w_tap, p_bias, first, n, inside, c: tl.constexpr):
     """Tuples of the settled inputs and the window's, zeros behind its end, and of the taps and the bias, if there is
-    one. p_* point at the channels; ``first`` is the position of the oldest settled input."""
+    one. p_* point at the channels, p_weight of PACKED taps at all of a channel's; ``first`` is the position of the
+    oldest settled input."""
     T: tl.constexpr = c.T
     W: tl.constexpr = c.W
     HISTORY: tl.constexpr = c.HISTORY
@@ -86,8 +88,13 @@ def load_inputs(p_x, x_token, p_ring, ring_input, p_weight, w_tap, p_bias, first
         inputs += (tl.load(p_ring + ring_at(first + i, c) * ring_input, mask=inside, other=0.0),)
     for t in tl.static_range(T):
         inputs += (tl.load(p_x + t * x_token, mask=inside & (t < n), other=0.0),)
-    for tap in tl.static_range(W):
-        taps += (tl.load(p_weight + tap * w_tap, mask=inside, other=0.0),)
+    if c.PACKED:
+        packed = tl.load(p_weight, mask=inside, other=0)
+        for tap in tl.static_range(W):
+            taps += ((packed >> (16 * tap)).to(tl.int16).to(p_x.dtype.element_ty, bitcast=True),)
+    else:
+        for tap in tl.static_range(W):
+            taps += (tl.load(p_weight + tap * w_tap, mask=inside, other=0.0),)
     if p_bias is not None:
         taps += (tl.load(p_bias, mask=inside, other=0.0),)
     return inputs, taps
@@ -101,6 +108,15 @@ def store_inputs(inputs, p_ring, ring_input, first, n, inside, c: tl.constexpr):
     for t in tl.static_range(T):
         p = p_ring + ring_at(first + HISTORY + t, c) * ring_input
         tl.store(p, inputs[HISTORY + t], mask=inside & (t < n))
+
+
+@triton.jit
+def store_behind(inputs, p_page, page_input, n, inside, c: tl.constexpr):
+    """All but the oldest, in order, as vLLM's causal_conv1d_update leaves them in a page."""
+    T: tl.constexpr = c.T
+    HISTORY: tl.constexpr = c.HISTORY
+    for i in tl.static_range(1, HISTORY + T):
+        tl.store(p_page + (i - 1) * page_input, inputs[i], mask=inside & (i < HISTORY + n))
 
 
 @triton.jit

@@ -196,17 +196,23 @@ class ConvRing(ConvWindow):
         )
 
     def shape(self, rows: int, block: int, fast: bool = False) -> Shape:
-        channels, ring = self.field.shape[-2:]
-        compiled = not triton.knobs.runtime.interpret
-        return Shape(
-            D=channels,
-            W=self.conv.width,
-            DILATION=self.conv.dilation,
-            HISTORY=self.conv.history,
-            R=ring,
-            T=rows,
-            PT=power_of_2(rows),
-            BLOCK=min(block, power_of_2(channels)),
-            COMPILED=compiled,
-            FAST=fast and compiled,
-        )
+        return shape_of(self.conv, self.field, rows, block, fast)
+
+
+def shape_of(conv: Conv, field: Tensor, rows: int, block: int, fast: bool, packed: bool = False) -> Shape:
+    """Of a window of ``rows`` tokens over settled inputs in ``field`` [.., D, inputs]."""
+    channels, inputs = field.shape[-2:]
+    compiled = not triton.knobs.runtime.interpret
+    return Shape(
+        D=channels,
+        W=conv.width,
+        DILATION=conv.dilation,
+        HISTORY=conv.history,
+        R=inputs,
+        T=rows,
+        PT=power_of_2(rows),
+        BLOCK=min(block, power_of_2(channels)),
+        COMPILED=compiled,
+        FAST=fast and compiled,
+        PACKED=packed,
+    )

@@ -83,7 +83,8 @@ def make_verify(g: Geometry, w: Window, exact: Verify, couple: Couple = couple) 
             out = exact(layer, x, rows, lens, history=history, snapshots=snapshots, noise=noise)
             return x.apart(out) if isinstance(x, Gated) else out
         assert noise is None
-        out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
+        room = x.out if isinstance(x, Gated) else None
+        out = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device) if room is None else room
         if out.shape[0]:
             tuned = _tuned(g, layer, x)
             how = _launch(g, layer, x, history) if tuned else Launch(warps=WARPS, registers=None)
@@ -160,11 +161,16 @@ def _shape(
         TP=max((8 if tuned else 16) // probes, triton.next_power_of_2(tokens)),
         HP=triton.next_power_of_2(longest) if history else 0,
         BV=16 * warps,
-        HEADS=1 if g.arch is Arch.KDA else next(n for n in (4, 2, 1) if g.group % n == 0),
+        HEADS=together(g),
         TUNED=tuned,
         GATE=str(x.norm.gate) if isinstance(x, Gated) and tuned and _norms(g, x, warps) else None,
         EPS=x.norm.eps if isinstance(x, Gated) else 0.0,
     )
+
+
+def together(g: Geometry) -> int:
+    """Value heads of a program of the couplings."""
+    return 1 if g.arch is Arch.KDA else next(n for n in (4, 2, 1) if g.group % n == 0)
 
 
 def _has_room(layer: Layer, x: Tokens, c: Shape) -> bool:

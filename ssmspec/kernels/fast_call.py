@@ -23,9 +23,11 @@ class Gated(Tokens):
     z: Tensor  # [B, T, HV, V] of any strides over neighbours of V
     weight: Tensor  # as GatedNorm has it
     step: Step
+    out: Tensor | None = None  # [B, T, HV, V], contiguous, for the outputs
 
     def apart(self, y: Tensor) -> Tensor:
-        return self.norm(y, self.z, self.weight, self.step)
+        normed = self.norm(y, self.z, self.weight, self.step)
+        return normed if self.out is None else self.out.copy_(normed)
 
 
 def call_of(layer: Layer, x: Tokens, c: Shape, out: Tensor) -> Call:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ssmspec.kernels.conv_math import load_inputs, output, ring_at, store_inputs
+from ssmspec.kernels.conv_math import load_inputs, output, ring_at, store_behind, store_inputs
 from ssmspec.kernels.fast_couplings import (
     couple_tokens,
     load_gates,
@@ -19,16 +19,20 @@ from ssmspec.kernels.handed import hand_over
 
 
 class Conv(NamedTuple):
-    """A layer's conv: the window's inputs [B, T, D], its ring and its taps [W, D], all of neighbouring channels, and
-    room for the outputs [B, T, D]."""
+    """A layer's conv: the window's inputs [B, T, D] and settled ones, of neighbouring channels; its taps [W, D], or PACKED
+    [D]; and room for the outputs [B, T, D].
+
+    Settled inputs lie in rings, in front of ``at``, or without it at the front of pages, where a window's move up.
+    """
 
     x: Any
     x_row: Any
     x_token: Any
-    ring: Any
-    slot: Any  # elements of the ring from slot to slot
+    settled: Any
+    row: Any  # elements from one ring or page to the next
     input: Any
     at: Any  # [slots]
+    pages: Any  # [slots], the page of each; None: its number
     slots: Any  # [B]
     taps: Any
     bias: Any
@@ -37,22 +41,26 @@ class Conv(NamedTuple):
 
 @triton.jit
 def _load(conv, row, own, first, d, n, inside, w: tl.constexpr):
-    """As conv_math.load_inputs, of channels ``d``; and where the ring is."""
-    p_ring = conv.ring + own * conv.slot + d
+    """As conv_math.load_inputs, of channels ``d``; and where the settled ones are."""
+    p_settled = conv.settled + own * conv.row + d
     p_x = conv.x + row * conv.x_row + d
     p_bias = None if conv.bias is None else conv.bias + d
     inputs, taps = load_inputs(
-        p_x, conv.x_token, p_ring, conv.input, conv.taps + d, w.D, p_bias, first, n, inside, w
+        p_x, conv.x_token, p_settled, conv.input, conv.taps + d, w.D, p_bias, first, n, inside, w
     )
-    return inputs, taps, p_ring
+    return inputs, taps, p_settled
 
 
 @triton.jit
 def _convolve(loaded, conv, row, first, d, n, inside, w: tl.constexpr):
-    """Stores a window's outputs, and its inputs into the ring."""
+    """Stores a window's outputs, and its inputs behind the settled ones."""
     T: tl.constexpr = w.T
-    inputs, taps, p_ring = loaded
-    store_inputs(inputs, p_ring, conv.input, first, n, inside, w)
+    inputs, taps, p_settled = loaded
+    if conv.at is None:
+        tl.debug_barrier()  # all is read before any of it moves
+        store_behind(inputs, p_settled, conv.input, n, inside, w)
+    else:
+        store_inputs(inputs, p_settled, conv.input, first, n, inside, w)
     for t in tl.static_range(T):
         y = output(inputs, taps, t, w).to(conv.out.dtype.element_ty)
         hand_over(conv.out + (row * T + t) * w.D + d, y, mask=inside & (t < n))
@@ -109,10 +117,13 @@ def convolve_and_couple(
     """Grid (programs, B): writes what conv_triton.convolve writes for live tokens, and fast_couplings.couple. A row's
     last program gives the row its turn, which takes a look at all rows."""
     row = tl.program_id(1).to(tl.int64)
-    own = tl.load(conv.slots + row).to(tl.int64)
-    oldest = tl.load(conv.at + tl.maximum(own, 0))
+    own = tl.maximum(tl.load(conv.slots + row).to(tl.int64), 0)
+    oldest = tl.cast(0, tl.int32)
+    if conv.at is not None:
+        oldest = ring_at(tl.load(conv.at + own) + (w.R - w.HISTORY), w)
+    if conv.pages is not None:
+        own = tl.load(conv.pages + own)
     slot, n, first, records, flush = live_row(at, row)
-    oldest = ring_at(oldest + (w.R - w.HISTORY), w)
     heads: tl.constexpr = c.HV // c.HEADS
     if tl.program_id(0) == tl.num_programs(0) - 1:
         place_row(to, at, row, slot, n, first, records, flush)

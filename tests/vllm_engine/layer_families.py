@@ -83,11 +83,22 @@ def interpreted_log(x):  # type: ignore[no-untyped-def]
     return tl.log(x)
 
 
+class Gate:
+    """In the norm's place."""
+
+    eps = 0.0
+
+    def __call__(self, y: Tensor, z: Tensor, weight: Tensor, step: Any) -> Tensor:
+        return y * z
+
+
 class Gdn:
     module, drafting = "gdn.qwen_gdn_linear_attn", "mtp"
 
     @staticmethod
     def make(module: Any, config: Any, stock: bool, gated: bool) -> Any:
+        from triton_host import masks
+
         from ssmspec.runtime.vllm.gdn import GatedDeltaNet
 
         kind = module.QwenGatedDeltaNetAttention if stock else GatedDeltaNet
@@ -96,6 +107,10 @@ class Gdn:
         if gated:  # as where vLLM's fused kernel is built; the norm is left out, the gate is 2
             layer.gdn_decode_kernel, module.supports_fused_mtp_decode = "cuda", lambda: True
             layer._rms_norm_gated_cuda = lambda x, gate, out: out.copy_(x * gate)
+            layer._norm = Gate()
+            if config.additional_config["ssmspec"]["mode"] == "fast":
+                masks.install()
+                layer.windows = None  # nothing goes piece by piece there
         layer.played_gated = gated
         random_weights(layer)
         return layer

@@ -58,14 +58,14 @@ def stock_module(name: str) -> Any:
     return module
 
 
-def engine_config(model: str, policy: str, method: str) -> Any:
+def engine_config(model: str, policy: str, method: str, mode: str) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     from ssmspec.runtime.vllm import compat, config, refusals
 
     compat.DEVICES["0.33.0"], refusals.ON_DEVICE["cpu"] = "cpu", ()
     config.BEST["cpu"] = "triton"
-    asked = {"policy": policy, "backend": "triton" if policy == "native" else "engine"}
+    asked = {"policy": policy, "mode": mode, "backend": "triton" if policy == "native" else "engine"}
     return EngineArgs(
         model=model,
         skip_tokenizer_init=True,
@@ -107,11 +107,11 @@ class Layer:
     def __init__(self, config: Any, policy: str, family: str, kind: str) -> None:
         from ssmspec.runtime.vllm.session import Session
 
-        self.config, self.policy, self.staged = config, policy, kind in ("staged", "gated")
+        self.config, self.policy, self.staged = config, policy, kind in ("staged", "gated", "fast")
         self.family = FAMILIES[family]
         module = stock_module(self.family.module)
         torch.set_default_dtype(torch.bfloat16)
-        layer = self.layer = self.family.make(module, config, policy == "stock", kind == "gated")
+        layer = self.layer = self.family.make(module, config, policy == "stock", kind in ("gated", "fast"))
         torch.set_default_dtype(torch.float32)
         config.cache_config.mamba_block_size = 2048
         spec = layer.get_kv_cache_spec(config)
@@ -223,7 +223,8 @@ def main(folder: Path, family: str, policy: str, kind: str, steps: int) -> None:
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    config = engine_config(str(folder), policy, FAMILIES[family].drafting)
+    mode = "fast" if kind == "fast" else "exact"
+    config = engine_config(str(folder), policy, FAMILIES[family].drafting, mode)
     with set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{folder}/{policy}.{kind}.store", 0, "gloo")
         initialize_model_parallel(1, 1)

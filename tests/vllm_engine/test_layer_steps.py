@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(BUILD is None, reason="VLLM_C
 
 POLICIES, STEPS = (
     ("recover", "every-step", "checkpointing"),
-    {"ragged": 6, "staged": 3, "gated": 3, "mixed": 3},
+    {"ragged": 6, "staged": 3, "gated": 3, "fast": 3, "mixed": 3},
 )
 NAMES = {
     "gdn": ("QwenGatedDeltaNetAttention", "GatedDeltaNet"),
@@ -87,6 +87,16 @@ def test_where_vllm_takes_its_fused_kernel_ours_go_there_with_the_norm_behind(pl
     """The same windows; what stands for the norm doubles, which is exact."""
     plain, gated = (played("gdn", "checkpointing", kind) for kind in ("staged", "gated"))
     assert _flat(gated["outs"]) == [2 * x for x in _flat(plain["outs"])]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_in_fast_mode_the_conv_over_vllms_pages_and_the_norm_go_with_the_window(
+    played: Played, policy: str
+) -> None:
+    """Behind windows that were accepted in part, so that inputs in the wrong place would show."""
+    exact, fast = (_flat(played("gdn", policy, kind)["outs"]) for kind in ("gated", "fast"))
+    largest = max(map(abs, exact))
+    assert all(abs(a - b) <= 2**-6 * largest for a, b in zip(exact, fast, strict=True))
 
 
 @pytest.mark.parametrize("family", NAMES)

@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssmspec.geometry import Arch, Geometry
+from ssmspec.geometry import Arch, Geometry, Mode
 from ssmspec.kernels.base import LayerParams
+from ssmspec.kernels.fast_layer import Settled, Unconvolved, merges
 from ssmspec.kernels.gated_norm import gated_norm
+from ssmspec.kernels.layer_step import Projected
+from ssmspec.kernels.norm import Gate
+from ssmspec.kernels.norm_triton import TritonNorm
 from ssmspec.runtime.vllm import compat, pages
 from ssmspec.runtime.vllm.layer import Packed, PolicyLayer, packed_windows
 
@@ -93,9 +97,34 @@ class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ig
         attn_metadata: Any,
     ) -> None:
         """As ``_forward_core``, without prompts; what goes out is normed and gated."""
-        n = attn_metadata.num_actual_tokens
-        outs = self.windows(packed_windows(attn_metadata), mixed_qkv[:n], a[:n], b[:n])
-        self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
+        packed, n = packed_windows(attn_metadata), attn_metadata.num_actual_tokens
+        tensors = (mixed_qkv[:n], output_gate[:n], a[:n], b[:n], core_attn_out[:n])
+        if not self._merged(len(packed.blocks), *tensors):
+            outs = self.windows(packed, mixed_qkv[:n], a[:n], b[:n])
+            self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
+
+    def _merged(self, rows: int, mixed: Tensor, gate: Tensor, a: Tensor, b: Tensor, out: Tensor) -> bool:
+        """Fast mode's layer, as far as its kernels serve: the conv with the couplings, the norm with the window."""
+        whole = len(mixed) == rows * self.window.max_len
+        if self.window.mode is not Mode.FAST or self.serve.kernels(self.device_type) != "triton" or not whole:
+            return False
+        session, conv = self.bound(), self.conv
+        settled = Settled(
+            conv=self.geometry.conv, field=conv.pages, pages=session.windows.rows[self.session_index]
+        )
+        x, z, a, b, room = (t.view(rows, -1, *t.shape[1:]) for t in (mixed, gate, a, b, out))
+        if not merges(self.geometry, settled, x, conv.weight):
+            return False
+        tokens = Unconvolved.of(
+            self.geometry, Projected(x=x, z=z, a=a, b=b), settled, conv.weight, conv.bias,
+            norm=self._norm, weight=self.norm.weight, step=session.step(rows), out=room,
+        )  # fmt: skip
+        session.verify(self.session_index, tokens)
+        return True
+
+    @cached_property
+    def _norm(self) -> TritonNorm:
+        return TritonNorm(group=self.head_v_dim, gate=Gate(self.norm.activation), eps=self.norm.eps)
 
     def _rms_norm_gated_cuda(self, x: Tensor, output_gate: Tensor, out: Tensor) -> None:
         """vLLM's, to the bit, without its copy of a gate that lies inside the projection."""

@@ -212,16 +212,19 @@ class PolicyLayer:
         )
         return convolved
 
+    def bound(self) -> Session:
+        if self.session is None:
+            raise RuntimeError(
+                f"ssmspec: no session was bound to {self.prefix}; vLLM did not load our model state"
+            )
+        return self.session
+
     def _verified(self, packed: Packed, mixed: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
         """Conv outputs [B, T, D], gates [B, T, HV, ..] -> outputs [B, T, HV, V]."""
+        tokens = Tokens.unpack(self.geometry, mixed, a, b)
         if self.serve.policy != "native":
-            if self.session is None:
-                raise RuntimeError(
-                    f"ssmspec: no session was bound to {self.prefix}; vLLM did not load our model state"
-                )
-            return self.session.verify(self.session_index, mixed, a, b)
+            return self.bound().verify(self.session_index, tokens)
         blocks = packed.blocks.long()
         start = blocks.gather(1, packed.accepted.long()[:, None] - 1)[:, 0]
         layer = Layer(params=self.params, state=self.state, read=None, records={})
-        tokens = Tokens.unpack(self.geometry, mixed, a, b)
         return self.snapshots(layer, tokens, start, packed.starts.long().diff(), snapshots=blocks)

@@ -19,6 +19,7 @@ from ssmspec.runtime.rows import Batch, Rows
 from ssmspec.runtime.vllm import pages
 from ssmspec.runtime.vllm.config import ServeConfig
 from ssmspec.runtime.vllm.windows import Windows
+from ssmspec.step import Step
 
 
 class Session:
@@ -106,11 +107,15 @@ class Session:
         if batch is not None:
             self.rows.stage(batch)
 
-    def verify(self, layer: int, mixed: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
-        """One layer's window: conv outputs [B, T, D] and gates [B, T, HV, ..] -> outputs [B, T, HV, V]."""
-        if self.staged is None or self.staged.count != len(mixed):
+    def step(self, rows: int) -> Step:
+        """The step that was staged, of as many rows."""
+        if self.staged is None or self.staged.count != rows:
             raise RuntimeError("ssmspec: a speculative row reached a layer before its step was staged")
-        return self.policy.verify(layer, self.rows.step(len(mixed)), Tokens.unpack(self.g, mixed, a, b))
+        return self.rows.step(rows)
+
+    def verify(self, layer: int, x: Tokens) -> Tensor:
+        """One layer's windows -> outputs [B, T, HV, V]."""
+        return self.policy.verify(layer, self.step(len(x.v)), x)
 
     def commit(self, num_sampled: Tensor) -> None:
         """Keep what was accepted of every row of the engine's batch, bonus included.
