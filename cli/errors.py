@@ -28,6 +28,7 @@ FLAGS = {
     "policy": "--policy",
     "backend": "--backend",
     "device": "--device",
+    "jobs": "--jobs",
     "seed": "--seed",
 }
 """Fields that a flag sets, by the name they have in ValueErrors. A window's T is --draft plus one."""

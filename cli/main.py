@@ -1,5 +1,8 @@
 """The command line: `ssmspec`. Registers the commands, and turns what goes wrong into a sentence and an exit code."""
 
+import os
+import sys
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -11,7 +14,7 @@ from . import bench, compare, doctor, play, presets, serve_check, soak, tune
 from .console import complain
 from .errors import sentence
 
-COULD_NOT_RUN, INTERRUPTED = 2, 130  # 1: something is not as expected
+COULD_NOT_RUN, INTERRUPTED, NO_READER = 2, 130, 141  # 1: something is not as expected; 141: 128 + SIGPIPE
 
 
 class Sentences(TyperGroup):
@@ -71,5 +74,21 @@ app.command("tune", epilog="Example: ssmspec tune --model qwen3.5-4b --batch 1,3
 
 
 def run() -> None:
-    """The entry point."""
-    app()
+    """The entry point. Output that cannot be written is a sentence; a reader that left, as behind `| head`, is told nothing."""
+    try:
+        app()
+    except OSError as error:
+        with suppress(OSError):
+            complain(f"{error.filename or 'the output'}: {error.strerror}")
+        _end(COULD_NOT_RUN)
+    except SystemExit as end:
+        # Typer and rich exit 1 where the pipe is broken, which here says that a promise is.
+        if isinstance(end.__context__, BrokenPipeError):
+            _end(NO_READER)
+        raise
+
+
+def _end(code: int) -> None:
+    """What is still buffered goes nowhere: Python would try to write it once more, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)

@@ -26,7 +26,7 @@ def soak(
     ] = ",".join(POLICY_NAMES),
     backend: Annotated[str, typer.Option(help="What computes.")] = "torch",
     device: Annotated[Device, typer.Option(help="Where.")] = Device.CPU,
-    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Processes, no more than CPUs.", min=1)] = 1,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where a failing script is written.")
     ] = Path("soak-failure.jsonl"),

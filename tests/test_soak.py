@@ -133,10 +133,30 @@ def test_rings_fill_and_are_folded() -> None:
     assert flushes > rows / 10
 
 
-def test_a_seed_decides_a_life_whatever_the_jobs() -> None:
+def test_a_seed_decides_a_life_whatever_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "cpus", lambda: 2)
     one, again, two = (soak.run(soak.Soak(seed=5), events=200, jobs=jobs) for jobs in (1, 1, 2))
     assert one == again == two
     assert soak.run(soak.Soak(seed=6), events=200) != one
+
+
+def test_no_more_processes_than_cpus_or_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five events are one life, which needs no second process; 250 are three lives at most."""
+    started = []
+
+    def start(jobs: int, *args: object, **kwargs: object) -> None:
+        started.append(jobs)
+        raise InterruptedError
+
+    monkeypatch.setattr(soak, "ProcessPoolExecutor", start)
+    monkeypatch.setattr(soak, "cpus", lambda: 8)
+    with pytest.raises(ValueError, match=r"jobs=100000 .* 8 CPUs.*; the nearest legal value is 8"):
+        soak.run(soak.Soak(seed=5), events=5, jobs=100_000)
+    assert soak.run(soak.Soak(seed=5), events=5, jobs=8).lives == 1
+    assert started == []
+    with pytest.raises(InterruptedError):
+        soak.run(soak.Soak(seed=5), events=250, jobs=8)
+    assert started == [3]
 
 
 @pytest.mark.parametrize("policy", layout.POLICY_NAMES)

@@ -1,6 +1,7 @@
 """Random lives under several policies against native, many of them; what goes wrong is cut down to a short script."""
 
 import itertools
+import os
 import random
 import time
 from collections import Counter, deque
@@ -8,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import ceil, isinf
 from multiprocessing import get_context
 
 import torch
@@ -117,6 +119,11 @@ def _shrunk(
     return Found(life=index, failure=last, setup=setup, policies=policies, drawn=drawn, script=tuple(script))
 
 
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run(
     soak: Soak,
     *,
@@ -128,10 +135,15 @@ def run(
     """Play lives one after another, until the time is over, so many events are played, or one fails.
 
     Lives are judged in their order, so the same seed finds the same failure with any number of ``jobs``. Raises
-    ValueError where the backend cannot compute on the device.
+    ValueError for more jobs than there are CPUs, and where the backend cannot compute on the device.
     """
+    if jobs > cpus():
+        raise ValueError(
+            f"jobs={jobs} exceeds the {cpus()} CPUs there are; the nearest legal value is {cpus()}"
+        )
     Engine("native", Setup(backend=soak.backend, device=soak.device))
     soak = replace(soak, length=int(min(events, soak.length)))
+    jobs = jobs if isinf(events) else min(jobs, ceil(events / soak.length))
     report, end = Report(), time.monotonic() + 60 * minutes
     with closing(_lives(soak, jobs)) as lives:
         for lived in lives:
