@@ -114,6 +114,19 @@ def test_mamba2_has_the_decay_of_weights_that_are_loaded_anew(
     torch.testing.assert_close(params.A_log, A_log + 1)
 
 
+def test_weights_that_a_reload_only_counts_leave_the_decay(
+    modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's layerwise reload calls the loader with a parameter without storage first."""
+    monkeypatch.setattr(modules.mamba2.Mamba2, "serve_policy", lambda self, config: None)
+    layer = modules.mamba2.Mamba2()
+    A_log = torch.tensor([-1.5, 0.25])
+    layer.A.weight_loader(layer.A, A_log)
+    counted = torch.nn.Parameter(layer.A.to("meta"))
+    layer.A.weight_loader(counted, A_log + 1)
+    torch.testing.assert_close(layer.A_log, A_log)
+
+
 def test_dummy_weights_of_the_wrong_sign_do_not_decay(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules.mamba2.Mamba2, "serve_policy", lambda self, config: None)
     layer = modules.mamba2.Mamba2()

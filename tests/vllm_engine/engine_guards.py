@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig, set_current_vllm_config
 
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.gdn import GatedDeltaNet
-from ssmspec.runtime.vllm.layer import Packed
 from ssmspec.runtime.vllm.report import WorkerReport
 from ssmspec.runtime.vllm.state import ModelState
 
@@ -33,10 +33,8 @@ def readded(policy: str, lags: bool, finished: bool = False) -> None:
 
 def unbound() -> None:
     layer = object.__new__(GatedDeltaNet)
-    own = {"session": None, "prefix": "layers.0", "serve": SimpleNamespace(policy="recover")}
-    layer.__dict__.update(own)
-    x = torch.tensor([[[0.0]]])
-    layer._verified(Packed(starts=x, blocks=x, accepted=x), x, x, x)
+    layer.__dict__.update(session=None, prefix="layers.0")
+    layer.bound()
 
 
 def reloaded() -> None:
@@ -49,6 +47,35 @@ def reloaded() -> None:
     layer.dt_bias.data.copy_(torch.ones(2))
     if not (params.A_log.all() and params.dt_bias.all()):
         raise RuntimeError("the policies still have the old weights")
+
+
+def reloaded_decay() -> None:
+    """Weights are loaded anew as `reload_weights` does it: counted without storage, then loaded beside, then copied."""
+    from vllm.model_executor.model_loader.reload import layerwise
+    from vllm.model_executor.model_loader.weight_utils import composed_weight_loader, default_weight_loader
+    from vllm.model_executor.utils import set_weight_attrs
+
+    from ssmspec.runtime.vllm.mamba2 import Mamba2
+
+    def stock(mixer: Any) -> None:
+        torch.nn.Module.__init__(mixer)
+        mixer.A, mixer.D = (torch.nn.Parameter(torch.ones(2), requires_grad=False) for _ in range(2))
+        loader = composed_weight_loader(default_weight_loader, lambda x: -x.exp())
+        set_weight_attrs(mixer.A, {"weight_loader": loader})
+
+    compat.MambaMixer2.__init__ = stock
+    Mamba2.serve_policy = lambda self, config: None  # type: ignore[method-assign]
+    with set_current_vllm_config(VllmConfig()):
+        layer = Mamba2()
+    layerwise.record_metadata_for_reloading(layer)
+    layer.A.weight_loader(layer.A, torch.tensor([0.1, 0.2]))
+    A_log, anew = layer.A_log, torch.tensor([0.3, 0.4])
+    layerwise.initialize_layerwise_reload(layer)
+    layer.A.weight_loader(layer.A, anew)
+    layer.D.weight_loader(layer.D, torch.ones(2))
+    layerwise.finalize_layerwise_reload(layer, None)
+    torch.testing.assert_close(layer.A, -anew.exp())
+    torch.testing.assert_close(A_log, anew)
 
 
 def stock_worker() -> None:
@@ -65,8 +92,8 @@ def replaced_twice() -> None:
 def error_of(call: Callable[[], None]) -> str:
     try:
         call()
-    except RuntimeError as error:
-        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -77,6 +104,7 @@ if __name__ == "__main__":
         "followed": error_of(lambda: readded("checkpointing", True, finished=True)),
         "unbound": error_of(unbound),
         "reloaded": error_of(reloaded),
+        "reloaded decay": error_of(reloaded_decay),
         "stock worker": error_of(stock_worker),
         "replaced twice": error_of(replaced_twice),
     }

@@ -36,6 +36,10 @@ def test_weights_that_are_loaded_anew_reach_the_policies(errors: dict[str, str])
     assert errors["reloaded"] == ""
 
 
+def test_a_decay_that_is_loaded_anew_by_vllms_reload_reaches_mamba2(errors: dict[str, str]) -> None:
+    assert errors["reloaded decay"] == ""
+
+
 def test_a_worker_that_runs_stock_says_so(errors: dict[str, str]) -> None:
     assert "not a policy" in errors["stock worker"]
 
