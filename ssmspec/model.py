@@ -24,6 +24,8 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
+    """What a config.json says: ``ssmspec.presets.load`` makes one of a preset's name, a Hub id or a path."""
+
     name: str
     geometry: Geometry
     attention: Attention

@@ -26,6 +26,11 @@ def indexable(t: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StatePool:
+    """The fields of a layout for all layers and slots: states, records and cursors, by name.
+
+    A slot is what one request holds; its number is an index into every tensor.
+    """
+
     layout: Layout
     tensors: dict[str, Tensor]  # [layers, slots, *shape]; shared fields [slots, *shape]
     rows: Sequence[Tensor] | None = (
@@ -34,6 +39,7 @@ class StatePool:
 
     @classmethod
     def allocate(cls, layout: Layout, num_layers: int, num_slots: int, device: str = "cpu") -> "StatePool":
+        """Zeros for ``num_slots`` slots, the null slot included: requests have 1..num_slots-1."""
         tensors = {}
         for f in layout:
             lead = (num_slots,) if f.shared else (num_layers, num_slots)

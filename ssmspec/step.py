@@ -51,6 +51,7 @@ class Step:
 
     @classmethod
     def empty(cls, batch: int, max_len: int, device: str = "cpu") -> "Step":
+        """Buffers for up to ``batch`` rows with windows of up to ``max_len`` tokens; all rows are null rows."""
         ints = [torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(6)]
         flags = torch.zeros(batch, dtype=torch.bool, device=device)
         slots, lens, accepted, next_slots, mark, mark_slots = ints
