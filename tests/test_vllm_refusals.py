@@ -10,7 +10,8 @@ import pytest
 
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.config import ServeConfig
-from ssmspec.runtime.vllm.refusals import OF_FAMILY, ON_DEVICE, RULES, SERVED, Refused, check
+from ssmspec.runtime.vllm.refusals import check
+from ssmspec.runtime.vllm.rules import OF_FAMILY, ON_DEVICE, RULES, SERVED, Refused
 
 SERVE = ServeConfig(policy="checkpointing")
 
@@ -22,6 +23,7 @@ def served() -> Any:
         device_config=SimpleNamespace(device_type="cpu"),
         model_config=SimpleNamespace(
             runner_type="generate",
+            model_impl="auto",
             enforce_eager=True,
             enable_sleep_mode=False,
             hf_config=SimpleNamespace(architectures=["Qwen3NextForCausalLM"], linear_attn_config={}),
@@ -31,6 +33,10 @@ def served() -> Any:
             num_speculative_tokens=3,
             enable_adaptive_verification=False,
             num_speculative_tokens_per_batch_size=None,
+            parallel_drafting=False,
+            use_heterogeneous_vocab=False,
+            model="drafter",
+            draft_model_config=SimpleNamespace(is_hybrid=True),
         ),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=1,
@@ -39,6 +45,7 @@ def served() -> Any:
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
             enable_dbo=False,
+            ubatch_size=0,
             worker_extension_cls="",
         ),
         cache_config=SimpleNamespace(
@@ -49,14 +56,19 @@ def served() -> Any:
             enable_mamba_shared_prefix_checkpoint=False,
         ),
         mamba_config=SimpleNamespace(enable_stochastic_rounding=False),
+        offload_config=SimpleNamespace(
+            uva=SimpleNamespace(cpu_offload_gb=0), prefetch=SimpleNamespace(offload_group_size=0)
+        ),
         kv_transfer_config=None,
         lora_config=None,
+        weight_transfer_config=None,
     )
 
 
 REFUSED = [
     ("use_v2_model_runner", False, "VLLM_USE_V2_MODEL_RUNNER", "1"),
     ("model_config.runner_type", "pooling", "--runner", "generate"),
+    ("model_config.model_impl", "transformers", "--model-impl", "vllm"),
     ("speculative_config", None, "--speculative-config", '\'{"method": "mtp"'),
     ("speculative_config.method", "suffix", "--speculative-config.method", "mtp or ngram or draft_model"),
     ("speculative_config.enable_adaptive_verification", True, "enable_adaptive_verification", "false"),
@@ -66,13 +78,18 @@ REFUSED = [
         "per_batch_size",
         "num_speculative_tokens alone",
     ),
+    ("speculative_config.parallel_drafting", True, "parallel_drafting", "false"),
+    ("speculative_config.use_heterogeneous_vocab", True, "use_heterogeneous_vocab", "false"),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size", "1"),
     ("parallel_config.data_parallel_size", 2, "--data-parallel-size", "1"),
     ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size", "1"),
     ("parallel_config.prefill_context_parallel_size", 2, "--prefill-context-parallel-size", "1"),
     ("parallel_config.enable_dbo", True, "--enable-dbo", "false"),
+    ("parallel_config.ubatch_size", 2, "--ubatch-size", "0"),
     ("parallel_config.worker_extension_cls", "my.Worker", "--worker-extension-cls", "none"),
     ("kv_transfer_config", SimpleNamespace(), "--kv-transfer-config", "none"),
+    ("offload_config.uva.cpu_offload_gb", 4.0, "--cpu-offload-gb", "0"),
+    ("offload_config.prefetch.offload_group_size", 8, "--offload-group-size", "0"),
     ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size", "none"),
     ("lora_config", SimpleNamespace(), "--enable-lora", "none"),
     ("model_config.enable_sleep_mode", True, "--enable-sleep-mode", "false"),
@@ -93,6 +110,7 @@ ON_DEVICES = [
     ),
 ]
 OF_FAMILIES = [
+    ("NemotronHForCausalLM", "weight_transfer_config", SimpleNamespace(), "--weight-transfer-config", "none"),
     (
         "KimiLinearForCausalLM",
         "cache_config.mamba_ssm_cache_dtype",
@@ -153,6 +171,36 @@ def _refused(config: Any, device: str, path: str, value: object, flag: str, near
     what, _, legal = str(error.value).partition("; the nearest legal setting is ")
     assert flag in what
     assert legal.startswith(nearest)
+
+
+CHOOSE_V1 = [
+    ("speculative_config.method", "suffix"),
+    ("speculative_config.parallel_drafting", True),
+    ("speculative_config.use_heterogeneous_vocab", True),
+    ("parallel_config.enable_dbo", True),
+    ("parallel_config.ubatch_size", 2),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), CHOOSE_V1)
+def test_what_makes_vllm_choose_the_v1_runner_is_refused_by_its_own_flag(path: str, value: object) -> None:
+    """As vLLM's VllmConfig._get_v2_model_runner_unsupported_features says."""
+    config = served()
+    config.use_v2_model_runner = False
+    (flag,) = (flag for case, _, flag, _ in REFUSED if case == path)
+    _refused(config, "cpu", path, value, flag, "")
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_drafter_with_recurrent_layers_is_refused(method: str) -> None:
+    config = served()
+    config.speculative_config.method = method
+    with pytest.raises(
+        Refused, match=r"--speculative-config\.model=drafter is not served .* attention alone"
+    ):
+        check(config, SERVE, "cpu", {})
+    config.speculative_config.draft_model_config.is_hybrid = False
+    check(config, SERVE, "cpu", {})
 
 
 def test_every_rule_has_its_refusal_tested() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
-from ssmspec.runtime.vllm.refusals import OURS, REPORT
+from ssmspec.runtime.vllm.rules import OURS, REPORT
 
 MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # torch comes with these
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ssmspec.geometry import Arch
 from ssmspec.runtime.vllm import compat, config
-from ssmspec.runtime.vllm.refusals import OURS, SERVED
+from ssmspec.runtime.vllm.rules import OURS, SERVED
 from ssmspec.runtime.vllm.state import ModelState
 
 # vLLM's layer, and ours; a module is loaded for its family only
