@@ -32,6 +32,16 @@ def test_links_lead_to_a_page_and_a_heading(page: Path) -> None:
             target = page.parent / name if name else page
             assert target.is_file(), link
             assert not anchor or anchor in anchors(target), link
+    for number in re.findall(r"\[([^\[\]]*#\d+)\]", page.read_text()):
+        assert f"\n[{number}]: https://" in page.read_text(), number
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    sources = {path.stem: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    everything = "".join(sources.values())
+    for page in ("mutations.md", "how-it-works.md"):
+        for name in re.findall(r"\btest_\w+", (ROOT / "docs" / page).read_text()):
+            assert name in sources or f"def {name}(" in everything, f"{page}: {name}"
 
 
 def anchors(page: Path) -> list[str]:
