@@ -39,11 +39,15 @@ class Options:
     mode: str | None = _list(
         None, MODEL, "exact (token by token) and fast (matrix products). Default both where lives are played."
     )
-    ring: str | None = _list(None, MODEL, "Records before a flush is due, L. Default 16, or 2T where T > 8.")
+    ring: str | None = _list(
+        None,
+        MODEL,
+        "Records before a flush is due, L. Default the fastest that was timed, else 16, or 2T where T > 8.",
+    )
     state_dtype: str | None = _list(
         None,
         FORMATS,
-        "fp32, bf16, fp16, nvfp4. Default the model's own, and fp16 beside fp32 where lives are played.",
+        "fp32, bf16, fp16, nvfp4. Default the model's own, and bf16 beside fp32 where lives are played.",
     )
     record_dtype: str = _list("fp32", FORMATS, "Of the recorded update: fp32, bf16, fp16.")
     read_copy: str = _list("none", FORMATS, "A copy that outputs read: none, fp16, bf16, fp8, nvfp4.")

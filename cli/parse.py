@@ -68,7 +68,7 @@ def _filled(o: Options, model: Model, played: bool) -> Options:
     if o.draft is not None and o.window is not None:
         raise UsageError("--draft and --window say the same, T = K + 1: give one of them")
     own = model.geometry.state_dtype
-    states = (own, DType.FP16) if played and own is DType.FP32 else (own,)
+    states = (own, DType.BF16) if played and own is DType.FP32 else (own,)
     taken: dict[str, Any] = {
         "draft": None if o.window is not None else "3",
         "policy": ",".join(POLICY_NAMES),
@@ -127,6 +127,7 @@ def _case(o: Options, model: Model, c: Mapping[str, Any]) -> Case:
             tp=c["tp"],
         ),
         batch=c["batch"],
+        ring_asked=c["ring"] is not None,
     )
 
 

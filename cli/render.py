@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # importing it imports torch
 _EVERY = ("draft", "ring", "state_dtype", "record_dtype", "read_copy", "cache_mode")
 _MOVED, _FIT = ("batch", "tp"), ("context", "kv_dtype", "tp")
 _USUAL = {"read_copy": "none", "cache_mode": "none", "tp": 1}  # goes without saying
+BYTES = "bytes\nvs native"
 FIT = "requests\nthat fit"
 ULP, ABS = "max ulp\nout / state", "max |Δ|\nout / state"
 
@@ -71,8 +72,9 @@ def _moved(row: Row) -> Cells:
     return {
         "read MB": _mb(read),
         "write MB": _mb(write),
-        "vs native": f"{row.traffic.vs_native:.2f}x",
+        BYTES: f"{row.traffic.vs_native:.2f}x",
         table.SPEED: f"{row.speed.times:.2f}x" if row.speed else "",
+        table.TIMED: row.speed.cell if row.speed else "",
     }
 
 
@@ -117,7 +119,7 @@ def cells(report: Report) -> list[Cells]:
     body = _headline if whole else _exact if first.exact else _traffic if first.traffic else _capacity
     found = []
     for row in report.rows:
-        labels = row.case.labels()
+        labels = {name: "" if name == "ring" and not row.has_ring else v for name, v in row.labels().items()}
         keys = {"policy": row.policy} | ({"mode": row.mode or ""} if modes else {})
         keys |= {TITLES[name]: short(labels[name]) for name in report.varied}
         found.append(keys | body(row) | {"note": row.note})
@@ -162,11 +164,11 @@ def heading(report: Report) -> list[str]:
     m, g, row = report.model, report.model.geometry, report.rows[0]
     shape = f"H={g.num_k_heads} HV={g.num_v_heads} K={g.head_k} V={g.head_v}"
     asked = [*_EVERY, *(_MOVED if row.traffic else ()), *(_FIT if row.capacity else ())]
-    labels = {name: value for name, value in row.case.labels().items() if name in asked}
+    found = {name: report.values(name) for name in row.case.labels() if name in asked}
     same = [
-        f"{TITLES[name]} {short(value)}"
-        for name, value in labels.items()
-        if name not in report.varied and value != _USUAL.get(name)
+        f"{TITLES[name]} {short(values[0])}"
+        for name, values in found.items()
+        if len(values) == 1 and values[0] != _USUAL.get(name)
     ]
     if row.traffic and "draft" not in report.varied:
         same.append(f"{row.case.acceptance.mean:.2f} tokens accepted a step")

@@ -12,7 +12,7 @@ from ssmspec.measure.advice import advise
 from ssmspec.measure.capacity_checks import capacity_checks
 from ssmspec.measure.checks import Check, traffic_checks
 from ssmspec.measure.report import Report
-from ssmspec.measure.speeds import measured
+from ssmspec.measure.speeds import NEAR, measured
 from ssmspec.measure.sweep import Part, Row
 
 from . import output, parse, table
@@ -22,11 +22,16 @@ from .parse import Study
 
 NOTES = {
     Part.EXACT: "Exactness: heads, rows and layers do not mix, so a small shape is played: two layers, a group of"
-    " heads, 16 rows; 3 requests, 64 windows, random acceptance. Error: of states, against float64.",
-    Part.TRAFFIC: "Traffic: MB by all recurrent layers in one step of the batch; KiB of one request in one layer."
-    " Export: what one request's state takes on the host.",
+    " heads, 16 rows; 3 requests, 64 windows, random acceptance, and a ring of 16 records or 2T where none was"
+    " asked for.",
+    Part.TRAFFIC: "Traffic: MB by all recurrent layers in one step of the batch; bytes vs native: less is better.",
     Part.CAPACITY: "Capacity: a request at its full context, on one GPU; sizes as vLLM 0.33.0's planner sets them.",
 }
+ALONE = {
+    Part.EXACT: "Error: of states, against float64.",
+    Part.TRAFFIC: "KiB of one request in one layer. Export: what one request's state takes on the host.",
+}
+"""Of columns that are shown where nothing else was asked for."""
 
 
 def run(ctx: typer.Context, o: Options, *parts: Part) -> None:
@@ -81,13 +86,15 @@ def _checks(o: Options, parts: Sequence[Part]) -> list[Check]:
 def _notes(study: Study, rows: Sequence[Row], parts: Sequence[Part]) -> list[str]:
     """What the numbers are of, the defaults that the model's config left open, and what the planner had to say."""
     said = Counter(note for row in rows if row.capacity for note in row.capacity.notes)
-    timed = [_timed()] if Part.TRAFFIC in parts and any(row.speed for row in rows) else []
-    return [*(NOTES[part] for part in parts), *timed, *study.model.notes, *said]
+    alone = [ALONE[part] for part in parts if len(parts) == 1 and part in ALONE]
+    timed = [_timed()] if any(row.speed for row in rows if row.traffic) else []
+    return [*(NOTES[part] for part in parts), *alone, *timed, *study.model.notes, *said]
 
 
 def _timed() -> str:
     return (
-        f"{table.SPEED}: how many times as fast a whole layer's step is as with vLLM 0.33.0's own kernels, with the ring"
-        f" that is best: measured on an {measured().device} at {measured().batch} requests, with the heads and accepted"
-        " tokens of docs/benchmarks.md, whatever batch, acceptance and ring were asked for; an fp16 state as a bf16 one."
+        f"{' '.join(table.SPEED.split())}: how many times as fast a whole layer's step is as with vLLM 0.33.0's own"
+        f" kernels, more is better: measured on an {measured().device}, with the accepted tokens of docs/benchmarks.md,"
+        f" at the load (B requests x HV heads of a GPU) nearest to the row's, where one within {NEAR}x of it was timed; an"
+        " fp16 state as a bf16 one."
     )

@@ -11,12 +11,12 @@ from rich.text import Text
 Cells = dict[str, str]
 
 STYLES = {"equal": "green", "differs": "yellow", "DIFFERS": "bold red", "ok": "green", "OFF": "bold red"}
+SPEED, TIMED = "speed\nvs vLLM", "timed at"
 _NAMES = ("preset", "arch", "Hub id", "what", "found", "policy", "mode", "check", "source")
-LEFT = (*_NAMES, "match", "first difference", "limit", "note")
+LEFT = (*_NAMES, TIMED, "match", "first difference", "limit", "note")
 WRAPPED, WRAP = ("note", "found"), 24  # columns whose cells may wrap, and where at the earliest
 GAP = 2  # between columns
-SPEED = "vs vLLM"
-OPTIONAL = ("note", SPEED)  # columns that are left out where they are empty
+OPTIONAL = ("note", SPEED, TIMED)  # columns that are left out where they are empty
 
 
 def squared(table: Sequence[Cells]) -> list[Cells]:

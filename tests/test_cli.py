@@ -139,7 +139,7 @@ def test_compare_shows_all_policies_both_modes_and_both_formats() -> None:
     rows = [(r["state_dtype"], r["mode"], r["policy"]) for r in data["rows"]]
     record = ["recover", "every-step", "checkpointing"]
     wanted = []
-    for dtype in ("float32", "float16"):
+    for dtype in ("float32", "bfloat16"):
         wanted += [(dtype, None, "native")] + [(dtype, m, p) for m in ("exact", "fast") for p in record]
     assert rows == wanted
     assert all({"exact", "traffic", "capacity"} <= row.keys() for row in data["rows"])
@@ -157,8 +157,11 @@ def test_the_table_has_the_promised_columns() -> None:
         "max ulp",
         "read MB",
         "write MB",
+        "bytes",
         "vs native",
+        "speed",
         "vs vLLM",
+        "timed at",
         "MiB/request",
         "that fit",
         "note",
@@ -166,6 +169,42 @@ def test_the_table_has_the_promised_columns() -> None:
         assert title in found.stdout
     first = next(line for line in found.stdout.splitlines() if line.startswith(("native", "recover")))
     assert first.startswith("native")
+
+
+def test_a_speed_is_of_what_was_asked_for() -> None:
+    """docs/benchmarks.md, GDN, bf16, T=2, B=8: every-step 0.94, checkpointing 0.85 at L=8, and no other ring timed."""
+    args = ("compare", "traffic", "--draft", "1", "--state-dtype", "bf16", "--batch", "8")
+    data = result(*args)
+    speeds = {row["policy"]: (row["ring"], row["speed"]["times"]) for row in data["rows"]}
+    assert speeds["every-step"] == (None, 0.94)
+    assert speeds["checkpointing"] == (8, 0.85)
+    assert data["advice"][0].startswith("Stay with native: ")
+    asked = {row["policy"]: row["speed"]["times"] for row in result(*args, "--ring", "16")["rows"]}
+    assert asked == {"native": None, "recover": None, "every-step": 0.94, "checkpointing": None}
+    share = {row["speed"]["batch"] for row in result(*args, "--tp", "4")["rows"]}
+    assert share == {None, 1}, "8 requests with 8 heads are nearer to 1 with 32 than to 8 with 32"
+    few = result(*args[:-1], "3")["rows"]
+    assert all(row["speed"]["times"] is None for row in few)
+    text = run(*args).stdout
+    assert "B=8 HV=32 K=1 L=8" in text
+    assert "draft 1, ring 8, " in text
+    found = run("compare", "traffic", "--mode", "exact,fast", "--md").stdout.splitlines()
+    rings = {
+        line.split("|")[2].strip(): line.split("|")[3].strip() for line in found if "| checkpointing" in line
+    }
+    assert rings == {"exact": "8", "fast": "16"}
+    assert next(line for line in found if "| every-step" in line).split("|")[3].strip() == ""
+
+
+@pytest.mark.usefixtures("short")
+def test_notes_are_of_the_columns_that_are_shown() -> None:
+    whole, alone = (run("compare", *part).stdout for part in ((), ("traffic",)))
+    assert "KiB of one request" in alone
+    assert "speed vs vLLM: " in alone
+    for words in ("KiB of one request", "Export: ", "Error: "):
+        assert words not in whole
+    assert "speed vs vLLM: " in whole
+    assert "speed vs vLLM: " not in run("compare", "traffic", "--state-dtype", "nvfp4").stdout
 
 
 @pytest.mark.usefixtures("short")

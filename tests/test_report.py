@@ -45,10 +45,17 @@ def rows(
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, times: dict[tuple[str, Mode], float]) -> None:
-    """GDN with a bf16 state at T=4 and L=9, as if it had been timed so."""
-    shape = {"arch": Arch.GDN, "head_k": 128, "head_v": 128, "state_dtype": DType.BF16, "window": 4}
+    """GDN with a bf16 state at T=4, L=9, for one request with 32 heads, as if it had been timed so."""
+    shape = {"arch": Arch.GDN, "head_k": 128, "head_v": 128, "heads": 32, "batch": 1, "window": 4}
     found = tuple(
-        speeds.Speed(**shape, policy=p, mode=m, times=t, ring=9 if p == "checkpointing" else None)  # type: ignore[arg-type]
+        speeds.Speed(
+            **shape,
+            state_dtype=DType.BF16,
+            policy=p,
+            mode=m,
+            times=t,
+            ring=9 if p == "checkpointing" else None,
+        )  # type: ignore[arg-type]
         for (p, m), t in times.items()
     )
     table = speeds.Measured(device="some GPU", batch=7, speeds=found)
@@ -110,10 +117,10 @@ def test_the_fastest_policy_is_taken_where_layers_like_these_were_timed(
     assert exact.startswith(
         "Take every-step in exact mode: 1.50x of the speed of vLLM's own kernels (some GPU"
     )
-    assert exact.endswith(", K=3), 0.46x of native's ")
-    assert fast == (
-        "Take checkpointing in fast mode: 2.50x of the speed of vLLM's own kernels with --ring 9"
-        " (some GPU, 7 requests, K=3)."
+    assert exact.endswith("B=1 HV=32 K=3), 0.46x of native's ")
+    assert fast.startswith(
+        "Take checkpointing in fast mode: 2.50x of the speed of vLLM's own kernels"
+        " (some GPU, B=1 HV=32 K=3 L=9), 0.3"
     )
     assert advise(rows(case()))[0].startswith("Take checkpointing: 0.2"), "no fp32 was timed"
     measure(monkeypatch, dict.fromkeys(timed, 1.04))
@@ -131,11 +138,11 @@ def test_a_measured_speed_is_of_a_window_no_longer_and_decode_has_its_own(
     longer = replace(table.speeds[0], window=8, policy="checkpointing")
     table = replace(table, speeds=(*table.speeds, longer))
     g = case(state=DType.BF16).model.geometry
-    found = [table.of("every-step", g, Window(max_len=t)) for t in (1, 2, 4, 7, 8, 9)]
+    found = [table.of("every-step", g, Window(max_len=t), 1) for t in (1, 2, 4, 7, 8, 9)]
     assert [speed and speed.window for speed in found] == [None, None, 4, 4, None, None]
-    assert table.of("checkpointing", g, Window(max_len=4)) is None
-    assert table.of("checkpointing", g, Window(max_len=8)) == longer
-    assert table.of("checkpointing", replace(g, state_dtype=DType.FP16), Window(max_len=8)) == longer
+    assert table.of("checkpointing", g, Window(max_len=4), 1) is None
+    assert table.of("checkpointing", g, Window(max_len=8), 1) == longer
+    assert table.of("checkpointing", replace(g, state_dtype=DType.FP16), Window(max_len=8), 1) == longer
 
 
 @pytest.mark.parametrize(
@@ -148,12 +155,86 @@ def test_formats_that_were_not_timed_have_no_speed(
 ) -> None:
     measure(monkeypatch, {("every-step", Mode.EXACT): 1.5})
     g = case(state=DType.BF16).model.geometry
-    assert speeds.measured().of("every-step", g, Window(max_len=4)) is not None
-    assert speeds.measured().of("every-step", replace(g, **change), Window(max_len=4)) is None  # type: ignore[arg-type]
+    assert speeds.measured().of("every-step", g, Window(max_len=4), 1) is not None
+    assert speeds.measured().of("every-step", replace(g, **change), Window(max_len=4), 1) is None  # type: ignore[arg-type]
+
+
+def timed(
+    batch: int, times: float, ring: int | None = None, heads: int = 32, window: int = 4
+) -> speeds.Speed:
+    return speeds.Speed(
+        arch=Arch.GDN,
+        head_k=128,
+        head_v=128,
+        heads=heads,
+        state_dtype=DType.FP32,
+        window=window,
+        batch=batch,
+        mode=Mode.EXACT,
+        policy="checkpointing" if ring else "every-step",
+        ring=ring,
+        times=times,
+    )
+
+
+def put(monkeypatch: pytest.MonkeyPatch, *found: speeds.Speed) -> None:
+    table = speeds.Measured(device="some GPU", batch=256, speeds=found)
+    monkeypatch.setattr(speeds, "measured", lambda: table)
+
+
+def by_policy(one: Case) -> dict[str, Row]:
+    return {row.policy: row for row in rows(one)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "tp", "model", "times"),
+    [
+        (8, 1, "qwen3.5-4b", 0.9),
+        (16, 1, "qwen3.5-4b", 0.9),  # as near to 8 as to 32: the smaller
+        (17, 1, "qwen3.5-4b", 1.5),
+        (3, 1, "qwen3.5-4b", None),  # 8 is more than twice as many
+        (64, 1, "qwen3.5-4b", 1.5),
+        (65, 1, "qwen3.5-4b", None),
+        (32, 4, "qwen3.5-4b", 0.9),  # 32 x 8 heads are 8 x 32
+        (16, 1, "qwen3.5-122b-a10b", 1.5),  # 16 x 64 heads are 32 x 32
+    ],
+)
+def test_a_speed_is_of_a_load_within_a_factor_of_two(
+    batch: int, tp: int, model: str, times: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(monkeypatch, timed(8, 0.9), timed(32, 1.5))
+    speed = by_policy(replace(case(model, tp=tp), batch=batch))["every-step"].speed
+    assert (speed.times if speed else None) == times
+
+
+def test_a_row_and_its_speed_are_of_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest of those that were timed, where none was asked for; else the one that was, or no speed."""
+    put(monkeypatch, timed(1, 1.4, ring=16), timed(1, 1.6, ring=8), timed(1, 1.2))
+    own = by_policy(case())["checkpointing"]
+    assert own.speed is not None
+    assert (own.speed.times, own.speed.ring, own.window.limit, own.labels()["ring"]) == (1.6, 8, 8, 8)
+    for ring, times in ((16, 1.4), (8, 1.6), (12, None)):
+        asked = replace(case(), window=Window(max_len=4, ring_len=ring), ring_asked=True)
+        row = by_policy(asked)["checkpointing"]
+        assert (row.speed.times if row.speed else None) == times
+        assert row.labels()["ring"] == ring
+        if ring == 8:
+            assert row.traffic == own.traffic
+    data = json.loads(report(*rows(case())).json())["rows"]
+    assert [row["ring"] for row in data] == [None, None, None, 8]
+    names = ("device", "times", "batch", "heads", "window", "ring")
+    assert data[3]["speed"] == dict(zip(names, ("some GPU", 1.6, 1, 32, 4, 8), strict=True))
+
+
+def test_a_ring_that_cannot_hold_the_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K=5 goes by what was timed at K=3, and L=4 holds no window of six tokens."""
+    put(monkeypatch, timed(1, 1.9, ring=4), timed(1, 1.5, ring=16), timed(1, 3.0, ring=8, window=8))
+    row = by_policy(case(drafts=5))["checkpointing"]
+    assert (row.window.limit, row.speed.times if row.speed else None) == (16, 1.5)
 
 
 def test_the_packages_speeds_are_of_the_benchmarks() -> None:
-    """A layer's time beside the faster of vLLM's two, the ring that was best; pieces and other batches left out."""
+    """A layer's time beside the faster of vLLM's two, at each batch and ring; pieces and larger batches left out."""
     base = {
         "model": "qwen3.5-4b",
         "state_dtype": "float32",
@@ -169,20 +250,29 @@ def test_the_packages_speeds_are_of_the_benchmarks() -> None:
         {"policy": "checkpointing", "ring": 16, "layer_us": 200.0},
         {"policy": "checkpointing", "ring": 8, "layer_us": 150.0},
         {"policy": "checkpointing", "ring": 4, "layer_us": 100.0, "fused": False},
-        {"policy": "checkpointing", "ring": 4, "layer_us": 100.0, "batch": 1},
+        {"policy": "checkpointing", "ring": 4, "layer_us": 100.0, "batch": 512},
         {"policy": "checkpointing", "ring": 4, "layer_us": 100.0, "accepted": 2.0},
         {"policy": "recover", "ring": 16, "layer_us": None},
+        {"policy": "vllm-triton", "ring": 16, "layer_us": 30.0, "batch": 8},
+        {"policy": "every-step", "ring": 16, "layer_us": 60.0, "batch": 8},
     ]
     older = [base | row | {"layer_us": 40.0} for row in timed if row["policy"] == "checkpointing"]
     alone = [base | {"policy": "checkpointing", "ring": 8, "layer_us": 1.0, "accepted": 3.1}]
     fewer = [base | row | {"accepted": 2.0} for row in timed[:4]]
     records = [{"timings": rows} for rows in (older, [base | row for row in timed], alone, fewer)]
-    (found,) = speeds.speeds_of(records, 256)
-    assert (found.policy, found.ring, found.times, found.window) == ("checkpointing", 8, 2.0, 4)
-    table = speeds.Measured(device="d", batch=256, speeds=(found,))
-    assert json.loads(table.dumped())["speeds"][0]["times"] == 2.0
-    assert all(speed.times > 0 for speed in PACKAGED().speeds)
-    assert {speed.arch for speed in PACKAGED().speeds} == {*Arch}
+    found = speeds.speeds_of(records, 256)
+    assert {(s.policy, s.batch, s.ring, s.times) for s in found} == {
+        ("checkpointing", 256, 16, 1.5),
+        ("checkpointing", 256, 8, 2.0),
+        ("every-step", 8, None, 0.5),
+    }
+    assert {(s.heads, s.window) for s in found} == {(32, 4)}
+    table = speeds.Measured(device="d", batch=256, speeds=found)
+    assert [s["times"] for s in json.loads(table.dumped())["speeds"]] == [s.times for s in found]
+    packaged = PACKAGED()
+    assert all(speed.times > 0 for speed in packaged.speeds)
+    assert {speed.arch for speed in packaged.speeds} == {*Arch}
+    assert {speed.batch for speed in packaged.speeds if speed.arch is Arch.GDN} == {1, 8, 32, 128, 256}
 
 
 def test_small_batches_are_told_to_be_bound_by_launches() -> None:
@@ -208,10 +298,25 @@ def test_a_policy_that_holds_no_more_requests_is_not_taken() -> None:
     assert advise(few) == ["Stay with native: nothing here gains enough."]
 
 
-def test_a_sweep_is_summed_up() -> None:
+def test_a_sweep_says_which_policy_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """recover moves 3S; native (1 + T)S: as much at one draft, 3/5 at three."""
     told = advise(rows(case(drafts=1), case(drafts=3), policies=("native", "recover")))
-    assert told[0].startswith("Take native in 1 of 2 combinations, recover in 1 of 2 combinations: 0.6")
+    assert told[0].startswith("Take native at K=1; recover at K=3 (0.6")
+    assert told[0].endswith("x of native's bytes).")
+    measure(monkeypatch, {("every-step", Mode.EXACT): 1.5})
+    told = advise(rows(case(), case(state=DType.BF16)))
+    assert told[0].startswith("Take checkpointing at fp32 (0.2")
+    assert told[0].endswith(
+        "every-step at bf16 (1.50x); times the speed of vLLM's own kernels on an some GPU."
+    )
+
+
+def test_a_long_sweep_says_where_the_seldom_one_is_taken() -> None:
+    many = [replace(case(drafts=k), batch=b) for k in (1, 3) for b in (1, 2, 4, 8, 16)]
+    told = advise(rows(*many, policies=("native", "recover")))[0]
+    assert told.startswith(
+        "Take native in 5 of 10 combinations (K=1 B=1, K=1 B=2, K=1 B=4, K=1 B=8, K=1 B=16); recover in 5"
+    )
 
 
 def test_bits_are_told_by_mode() -> None:

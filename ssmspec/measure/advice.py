@@ -1,15 +1,18 @@
 """Which policy to take, from which window or batch it pays, and where it loses: from the numbers."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from ssmspec.measure import speeds
 from ssmspec.measure.curves import MARGIN, Curve, over_drafts
 from ssmspec.measure.sweep import Row
+from ssmspec.measure.tables import SHORT
 
 # Conv, verify and norm of vLLM 0.33.0 for one request, T=4, Qwen3.5-4B's layer, measured on one H200; and its bandwidth.
 LAUNCH_SECONDS, BYTES_PER_SECOND = 20e-6, 4.3e12
+LISTED = 8  # combinations that a sentence names one by one
+LETTERS = {"draft": "K={}", "ring": "L={}", "batch": "B={}", "tp": "TP={}", "record_dtype": "records {}"}
+LETTERS |= {"read_copy": "copy {}", "context": "context {}", "kv_dtype": "KV {}", "cache_mode": "cache {}"}
 
 
 def advise(rows: Sequence[Row]) -> list[str]:
@@ -48,15 +51,51 @@ def _take_in(rows: Sequence[Row], mode: str) -> str:
     for row in rows:
         groups.setdefault(id(row.case), []).append(row)
     best = [_best(group) for group in groups.values()]
-    names = Counter("native" if row is None else row.policy for row in best)
     taken = [row for row in best if row is not None]
     if not taken:
         return f"Stay with native{mode}: {_short(rows)}."
     verb = "Take" if taken[0].traffic else "Most requests fit with"
     if len(best) > 1:
-        where = ", ".join(f"{name} in {n} of {len(best)} combinations" for name, n in names.most_common())
-        return f"{verb} {where}{mode}{_gains(taken)}."
-    return f"{verb} {taken[0].policy}{mode}{_gains(taken)}{_requests(rows, taken[0])}."
+        labels = [group[0].case.labels() for group in groups.values()]
+        return f"{verb}{mode} {_where(labels, best)}{_beside(taken, len(best) <= LISTED)}."
+    return f"{verb} {taken[0].policy}{mode}{_gains(taken[0])}{_requests(rows, taken[0])}."
+
+
+def _where(labels: Sequence[Mapping[str, str | int]], best: Sequence[Row | None]) -> str:
+    """What is best in each combination, by what tells it from the others; of many, how often, and where it is seldom."""
+    varied = [name for name in labels[0] if len({one[name] for one in labels}) > 1]
+    places: dict[str, list[str]] = {}
+    for one, row in zip(labels, best, strict=True):
+        words = (LETTERS.get(label, "{}").format(SHORT.get(str(one[label]), one[label])) for label in varied)
+        gain = f" ({_gain(row)})" if row and len(best) <= LISTED else ""
+        places.setdefault(row.policy if row else "native", []).append(" ".join(words) + gain)
+    told = []
+    for policy, found in sorted(places.items(), key=lambda item: -len(item[1])):
+        listed = ", ".join(found)
+        if len(best) <= LISTED:
+            told.append(f"{policy} at {listed}")
+        else:
+            where = f" ({listed})" if len(found) <= LISTED else ""
+            told.append(f"{policy} in {len(found)} of {len(best)} combinations{where}")
+    return "; ".join(told)
+
+
+def _gain(row: Row) -> str:
+    if row.traffic is None:
+        return f"{_held(row):,}"
+    return f"{_times(row):.2f}x" if row.speed else f"{_vs_native(row):.2f}x of native's bytes"
+
+
+def _beside(taken: Sequence[Row], listed: bool) -> str:
+    """What the numbers of a list are of; without a list, how far they go."""
+    if taken[0].traffic is None:
+        return ""
+    times, kernels = [row.speed.times for row in taken if row.speed], "the speed of vLLM's own kernels"
+    if listed:
+        return f"; times {kernels} on an {speeds.measured().device}" if times else ""
+    if times:
+        return f": {_span(times)} of {kernels} on an {speeds.measured().device}, where they were timed"
+    return f": {_span([_vs_native(row) for row in taken])} of native's bytes"
 
 
 def _short(rows: Sequence[Row]) -> str:
@@ -97,20 +136,14 @@ def _vs_native(row: Row) -> float:
     return row.traffic.vs_native
 
 
-def _gains(taken: Sequence[Row]) -> str:
-    """Of native's bytes, and of vLLM's speed where every one of them was timed."""
-    if taken[0].traffic is None:
+def _gains(row: Row) -> str:
+    """Of native's bytes, and of vLLM's speed where it was timed."""
+    if row.traffic is None:
         return ""
-    moved = f"{_span([_vs_native(row) for row in taken])} of native's bytes"
-    found = [speed for row in taken if (speed := row.speed)]
-    if len(found) < len(taken):
-        return f": {moved}" + (", as far as bytes tell; not all of these layers were timed" if found else "")
-    (first, *more), table = taken, speeds.measured()
-    other = not more and found[0].ring not in (None, first.case.window.limit)
-    ring = f" with --ring {found[0].ring}" if other else ""
-    times = f"{_span([speed.times for speed in found])} of the speed of vLLM's own kernels{ring}"
-    windows = ", ".join(f"K={n - 1}" for n in sorted({speed.window for speed in found}))
-    return f": {times} ({table.device}, {table.batch} requests, {windows})" + ("" if other else f", {moved}")
+    moved = f"{_vs_native(row):.2f}x of native's bytes"
+    if (speed := row.speed) is None:
+        return f": {moved}"
+    return f": {speed.times:.2f}x of the speed of vLLM's own kernels ({speeds.measured().device}, {speed.cell}), {moved}"
 
 
 def _span(ratios: Sequence[float]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ssmspec.measure import speeds
 from ssmspec.measure.checks import Check
 from ssmspec.measure.environment import record
-from ssmspec.measure.speeds import measured
 from ssmspec.measure.sweep import Row
 from ssmspec.model import Model
 from ssmspec.runtime.setup import Setup
@@ -40,8 +40,13 @@ class Report:
     @property
     def varied(self) -> tuple[str, ...]:
         """The labels that differ between rows."""
-        labels = [row.case.labels() for row in self.rows]
-        return tuple(name for name in labels[0] if len({label[name] for label in labels}) > 1)
+        names = self.rows[0].case.labels()
+        return tuple(name for name in names if len(self.values(name)) > 1)
+
+    def values(self, label: str) -> list[str | int]:
+        """Of the rows that have it, each once."""
+        rows = (row for row in self.rows if label != "ring" or row.has_ring)
+        return list(dict.fromkeys(row.labels()[label] for row in rows))
 
     def data(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -120,7 +125,9 @@ class Played:
 
 def row_data(row: Row) -> dict[str, Any]:
     """A row's labels and what was measured of it; bytes of ``traffic`` are of one request, layer and step."""
-    found: dict[str, Any] = {"policy": row.policy, "mode": row.mode, **row.case.labels()}
+    found: dict[str, Any] = {"policy": row.policy, "mode": row.mode, **row.labels()}
+    if not row.has_ring:
+        found["ring"] = None
     found["acceptance"] = row.case.acceptance.per_position
     found["accepted_mean"] = row.case.acceptance.mean
     found["expected"] = asdict(row.expected) | {"equal": row.expected.equal}
@@ -141,12 +148,11 @@ def row_data(row: Row) -> dict[str, Any]:
 
 
 def _speed_data(row: Row) -> dict[str, Any]:
-    """Of the fastest ring, and of which GPU; nulls where no such layer was timed."""
-    names = ("times", "ring", "window")
-    table, speed = measured(), row.speed
+    """Beside vLLM's kernels: on which GPU, and of which timed cell; nulls where no such layer was timed."""
+    names, speed = ("times", "batch", "heads", "window", "ring"), row.speed
     if speed is None:
-        return dict.fromkeys(("device", "batch", *names))
-    return {"device": table.device, "batch": table.batch, **{name: getattr(speed, name) for name in names}}
+        return dict.fromkeys(("device", *names))
+    return {"device": speeds.measured().device, **{name: getattr(speed, name) for name in names}}
 
 
 def exact_data(e: "Exactness") -> dict[str, Any]:

@@ -38,6 +38,9 @@ class Case:
     acceptance: Acceptance
     settings: Settings
     batch: int
+    ring_asked: bool = (
+        False  # else a checkpointing row has the ring that was timed as the fastest, if one was
+    )
 
     def labels(self) -> dict[str, str | int]:
         """What tells one combination from another, by name."""
@@ -63,6 +66,7 @@ class Row:
     case: Case
     policy: str
     mode: Mode | None  # None: native, which has but one
+    ring: int | None = None  # None: the case's
     exact: "Exactness | None" = None
     traffic: Traffic | None = None
     capacity: CapacityResult | None = None
@@ -70,7 +74,17 @@ class Row:
 
     @property
     def window(self) -> Window:
-        return self.case.window if self.mode is None else replace(self.case.window, mode=self.mode)
+        w = self.case.window
+        return replace(w, mode=self.mode or w.mode, ring_len=self.ring or w.ring_len)
+
+    @property
+    def has_ring(self) -> bool:
+        """A ring is checkpointing's alone; one that was asked for tells combinations apart."""
+        return self.policy == "checkpointing" or self.case.ring_asked
+
+    def labels(self) -> dict[str, str | int]:
+        """The case's, with the row's own ring."""
+        return self.case.labels() | {"ring": self.window.limit}
 
     @property
     def expected(self) -> Expected:
@@ -84,10 +98,8 @@ class Row:
 
     @property
     def speed(self) -> Speed | None:
-        """Of a whole layer beside vLLM's own kernels, where layers like these were timed."""
-        if self.mode is None:
-            return None
-        return speeds.measured().of(self.policy, self.case.model.geometry, self.window)
+        """Of a whole layer beside vLLM's own kernels, where a layer and a load like these were timed, with this ring."""
+        return None if self.mode is None else _timed(self.case, self.policy, self.window, self.window.limit)
 
     @property
     def ok(self) -> bool:
@@ -106,6 +118,11 @@ class Row:
         return "; ".join(notes)
 
 
+def _timed(case: Case, policy: str, w: Window, ring: int | None) -> Speed | None:
+    rank = case.model.geometry.shard(case.settings.tp)
+    return speeds.measured().of(policy, rank, w, case.batch, ring)
+
+
 def run(
     cases: Sequence[Case],
     policies: Sequence[str],
@@ -122,7 +139,8 @@ def run(
     for number, case in enumerate(cases, start=1):
         progress(f"combination {number:,} of {len(cases):,}")
         for row in _blank(case, policies, modes):
-            rows.append(_counted(row, wanted, moved))
+            own = row if wanted == {Part.EXACT} else _with_ring(row)
+            rows.append(_counted(own, wanted, moved))
     return _played(rows, modes, seed, backend, progress) if Part.EXACT in wanted else rows
 
 
@@ -130,6 +148,14 @@ def _blank(case: Case, policies: Sequence[str], modes: Sequence[Mode]) -> list[R
     native = [Row(case=case, policy="native", mode=None)] if "native" in policies else []
     others = [name for name in policies if name != "native"]
     return native + [Row(case=case, policy=name, mode=mode) for mode in modes for name in others]
+
+
+def _with_ring(row: Row) -> Row:
+    """With the ring that was timed as the fastest, where none was asked for: what `bench` and the plugin take as well."""
+    if row.policy != "checkpointing" or row.case.ring_asked:
+        return row
+    speed = _timed(row.case, row.policy, row.window, None)
+    return row if speed is None else replace(row, ring=speed.ring)
 
 
 def life_of(case: Case) -> tuple[Geometry, Window]:
