@@ -72,3 +72,19 @@ def test_a_config_without_a_model_is_not_asked_which_policy(monkeypatch: pytest.
     """The mode may come from the environment, the policy from a flag that this config has not."""
     monkeypatch.setenv("SSMSPEC_MODE", "fast")
     assert hooks._requested(SimpleNamespace(model_config=None, additional_config={})).stock
+
+
+def test_a_request_whose_input_comes_in_pieces_is_vllms_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "resolve", {"VLLMValidationError": KeyError}.__getitem__)
+    model = SimpleNamespace(runner_type="generate", is_submodel_config=False)
+
+    def front(**asked: str) -> SimpleNamespace:
+        config = SimpleNamespace(model_config=model, additional_config={"ssmspec": asked})
+        return SimpleNamespace(vllm_config=config)
+
+    def stock(self: Any, request: str) -> str:
+        return f"{request} is served"
+
+    assert hooks._streamed(stock, front(), "r") == "r is served"
+    with pytest.raises(KeyError, match="more input for a running request .* --ssm-policy recover"):
+        hooks._streamed(stock, front(policy="recover"), "r")

@@ -26,7 +26,7 @@ ARCHITECTURE = "Qwen3NextForCausalLM"
 
 @dataclass
 class Front:
-    """vLLM's two classes as they are before a plugin came, and what was called of them."""
+    """vLLM's classes as they are before a plugin came, and what was called of them."""
 
     calls: list[str] = field(default_factory=list)
     checked: list[Any] = field(default_factory=list)
@@ -53,7 +53,10 @@ class Front:
             def __post_init__(self) -> None:
                 calls.append("__post_init__")
 
-        self.EngineArgs, self.VllmConfig = EngineArgs, VllmConfig
+        class AsyncLLM:
+            def _add_streaming_input_request(self) -> None: ...
+
+        self.EngineArgs, self.VllmConfig, self.AsyncLLM = EngineArgs, VllmConfig, AsyncLLM
 
 
 @pytest.fixture

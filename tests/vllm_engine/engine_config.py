@@ -21,6 +21,20 @@ def _make(case: dict[str, Any]) -> Any:
     return AsyncEngineArgs.from_cli_args(args).create_engine_config()
 
 
+def _streamed(config: Any) -> str:
+    """What a request is told whose input comes in pieces."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    front = object.__new__(AsyncLLM)
+    front.vllm_config = config
+    try:
+        front._add_streaming_input_request("r", None, None).close()
+    except VLLMValidationError as error:
+        return str(error)
+    return ""
+
+
 def _describe(config: Any) -> dict[str, Any]:
     sent = pickle.loads(pickle.dumps(config))
     return {
@@ -31,6 +45,7 @@ def _describe(config: Any) -> dict[str, Any]:
         "extension": config.parallel_config.worker_extension_cls,
         "hash": config.compute_hash(),
         "mode": config.cache_config.mamba_cache_mode,
+        "streamed": _streamed(config),
         "v2": config.use_v2_model_runner,
     }
 

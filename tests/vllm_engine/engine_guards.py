@@ -16,13 +16,11 @@ from ssmspec.runtime.vllm.report import WorkerReport
 from ssmspec.runtime.vllm.state import ModelState
 
 
-def readded(policy: str, lags: bool, finished: bool = False) -> None:
+def readded(finished: bool) -> None:
     """A running request gets more input, or one of the same name follows: either way vLLM removes it before it is added."""
     state = object.__new__(ModelState)
     state.running, state.replaced = {"r"}, None
-    state.session = SimpleNamespace(
-        lags=lags, serve=SimpleNamespace(policy=policy), admit=lambda request: None
-    )
+    state.session = SimpleNamespace(serve=SimpleNamespace(policy="recover"), admit=lambda request: None)
     stock = compat.MambaHybridModelState
     stock.remove_request, stock.add_request = (lambda *args: None), (lambda *args: None)
     if finished:
@@ -99,9 +97,8 @@ def error_of(call: Callable[[], None]) -> str:
 
 if __name__ == "__main__":
     found = {
-        "readded, lagging": error_of(lambda: readded("checkpointing", True)),
-        "readded, exact": error_of(lambda: readded("recover", False)),
-        "followed": error_of(lambda: readded("checkpointing", True, finished=True)),
+        "readded": error_of(lambda: readded(finished=False)),
+        "followed": error_of(lambda: readded(finished=True)),
         "unbound": error_of(unbound),
         "reloaded": error_of(reloaded),
         "reloaded decay": error_of(reloaded_decay),

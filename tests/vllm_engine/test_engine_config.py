@@ -150,6 +150,11 @@ def test_what_vllm_itself_refuses_is_an_error_too(configs: dict[str, Any], flag:
     assert "error" in configs[flag]
 
 
+def test_a_request_whose_input_comes_in_pieces_fails_alone(configs: dict[str, Any]) -> None:
+    assert "is not served with --ssm-policy every-step" in configs["every-step"]["streamed"]
+    assert configs["nothing"]["streamed"] == ""
+
+
 def test_the_v1_runner_is_refused(configs: dict[str, Any]) -> None:
     assert "VLLM_USE_V2_MODEL_RUNNER=False is not served" in configs["v1 runner"]["error"]
 

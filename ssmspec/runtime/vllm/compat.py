@@ -14,6 +14,8 @@ from typing import Any
 NAMES = {
     "EngineArgs": "vllm.engine.arg_utils:EngineArgs",
     "VllmConfig": "vllm.config.vllm:VllmConfig",
+    "AsyncLLM": "vllm.v1.engine.async_llm:AsyncLLM",
+    "VLLMValidationError": "vllm.exceptions:VLLMValidationError",
     "PluggableLayer": "vllm.model_executor.custom_op:PluggableLayer",
     "op_registry_oot": "vllm.model_executor.custom_op:op_registry_oot",
     "get_forward_context": "vllm.forward_context:get_forward_context",

@@ -10,7 +10,7 @@ from typing import Any
 from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
-from ssmspec.runtime.vllm.rules import OURS, REPORT
+from ssmspec.runtime.vllm.rules import OURS, REPORT, STREAMED
 
 MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # torch comes with these
 
@@ -133,3 +133,12 @@ def _select(vllm_config: Any, serve: config.ServeConfig) -> None:
     model.model_class_overrides = {**model.model_class_overrides, OURS + arch: f"{MODELS}:{OURS}{arch}"}
     model.hf_config.architectures = [OURS + arch]
     vllm_config.parallel_config.worker_extension_cls = REPORT
+    _wrap(compat.resolve("AsyncLLM"), "_add_streaming_input_request", _streamed, lambda f: f)
+
+
+def _streamed(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A request whose input comes in pieces: vLLM calls this once, before the first, and fails that request alone."""
+    serve = _requested(self.vllm_config)
+    if not serve.stock:
+        raise compat.resolve("VLLMValidationError")(STREAMED.format(serve.policy))
+    return stock(self, *args, **kwargs)

@@ -20,6 +20,10 @@ SERVED = {
 METHODS = ("mtp", "ngram", "draft_model", "eagle3")
 OURS = "Ssmspec"  # prefix of the architecture names that load our model classes
 REPORT = "ssmspec.runtime.vllm.report.WorkerReport"  # our worker extension
+STREAMED = (
+    "ssmspec: more input for a running request is not served with --ssm-policy {}: vLLM counts tokens back that the"
+    " recurrent state has taken; send the input whole"
+)
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from ssmspec.runtime.rows import Batch
 from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.layer import PolicyLayer
+from ssmspec.runtime.vllm.rules import STREAMED
 from ssmspec.runtime.vllm.session import Session
 
 
@@ -38,12 +39,9 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """A request starts or resumes; vLLM first removes any of that name. One that was still running gets more input,
-        and keeps pages that may lag: refused."""
-        if new_req_data.req_id == self.replaced and self.session.lags:
-            raise RuntimeError(
-                f"ssmspec: request {new_req_data.req_id} got more input while running, which --ssm-policy"
-                f" {self.session.serve.policy} does not serve; send it whole, or serve with --ssm-policy recover"
-            )
+        and has a state that is ahead of what vLLM counts: refused."""
+        if new_req_data.req_id == self.replaced:
+            raise RuntimeError(STREAMED.format(self.session.serve.policy))
         super().add_request(req_index, new_req_data)
         self.running.add(new_req_data.req_id)
         self.session.admit(req_index)
