@@ -20,6 +20,7 @@ from .engine import KERNEL, ending, fits, play
 from .errors import UsageError
 
 Json = dict[str, Any]
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # what vLLM looks for in a folder
 SYNTHETIC = [0.8, 0.6, 0.4]
 WIDTH = 100  # of an engine's last line, as it is shown
 WARM = 16  # tokens of a request that are generated before the clock starts
@@ -106,7 +107,7 @@ def _arguments(model: str, method: Method, draft: int, engine: str) -> Json:
     folder = Path(model)
     if model.startswith((".", "/")) and not folder.is_dir():
         raise UsageError(f"{model}: no such folder")
-    dummy = folder.is_dir() and not any(folder.glob("*.safetensors"))
+    dummy = folder.is_dir() and not any(any(folder.glob(name)) for name in WEIGHTS)
     return {
         "model": model,
         "skip_tokenizer_init": True,

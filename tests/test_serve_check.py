@@ -140,6 +140,17 @@ def test_a_folder_without_weights_is_served_with_dummies(
     assert max(t for w in engines.asked[0]["waves"] for p in w["prompts"] for t in p) < 10
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.pt"])
+def test_a_folder_with_weights_is_served_with_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM's DefaultModelLoader._prepare_weights takes these three."""
+    (tmp_path / name).touch()
+    engines = Engines(monkeypatch, native=[1], recover=[1])
+    run(str(tmp_path), "--policy", "recover")
+    assert "load_format" not in engines.asked[0]["engine"]
+
+
 def test_without_vllm_or_without_the_folder_there_is_a_sentence(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is None:
         assert "no vLLM is installed" in run(str(tmp_path)).output

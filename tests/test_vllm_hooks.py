@@ -74,6 +74,18 @@ def test_a_config_without_a_model_is_not_asked_which_policy(monkeypatch: pytest.
     assert hooks._requested(SimpleNamespace(model_config=None, additional_config={})).stock
 
 
+def test_a_policy_has_to_be_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM takes any value with a compute_hash as its additional_config; the policy comes from the environment."""
+    monkeypatch.setenv("SSMSPEC_POLICY", "recover")
+    hf_config = SimpleNamespace(architectures=["Qwen3NextForCausalLM"])
+    model = SimpleNamespace(runner_type="generate", is_submodel_config=False, hf_config=hf_config)
+    asked = SimpleNamespace(model_config=model, additional_config=("opaque",))
+    with pytest.raises(
+        ValueError, match=r"additional_config=\('opaque',\) is not served with --ssm-policy recover"
+    ):
+        hooks._post_init(lambda self: None, asked)
+
+
 def test_a_request_whose_input_comes_in_pieces_is_vllms_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "resolve", {"VLLMValidationError": KeyError}.__getitem__)
     model = SimpleNamespace(runner_type="generate", is_submodel_config=False)
@@ -86,5 +98,5 @@ def test_a_request_whose_input_comes_in_pieces_is_vllms_or_fails(monkeypatch: py
         return f"{request} is served"
 
     assert hooks._streamed(stock, front(), "r") == "r is served"
-    with pytest.raises(KeyError, match="more input for a running request .* --ssm-policy recover"):
+    with pytest.raises(KeyError, match=r"more input for a running request .* --ssm-policy recover"):
         hooks._streamed(stock, front(policy="recover"), "r")

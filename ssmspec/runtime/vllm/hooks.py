@@ -2,6 +2,7 @@
 
 import functools
 import os
+import reprlib
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import Any
 from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.runtime.vllm import compat, config, refusals
-from ssmspec.runtime.vllm.rules import OURS, REPORT, STREAMED
+from ssmspec.runtime.vllm.rules import OURS, REPORT, STREAMED, Refused
 
 MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # torch comes with these
 
@@ -127,9 +128,15 @@ def _select(vllm_config: Any, serve: config.ServeConfig) -> None:
     """
     model = vllm_config.model_config
     arch = model.hf_config.architectures[0].removeprefix(OURS)
+    additional = vllm_config.additional_config
+    if not isinstance(additional, dict):
+        raise Refused(
+            f"additional_config={reprlib.repr(additional)} is not served with --ssm-policy {serve.policy}, which is"
+            " written back into it; the nearest legal setting is an object such as {}"
+        )
     refusals.check(vllm_config, serve, compat.check())
     serve = import_module(RING).of_engine(serve, vllm_config)
-    vllm_config.additional_config = {**vllm_config.additional_config, config.KEY: serve.to_dict()}
+    vllm_config.additional_config = {**additional, config.KEY: serve.to_dict()}
     model.model_class_overrides = {**model.model_class_overrides, OURS + arch: f"{MODELS}:{OURS}{arch}"}
     model.hf_config.architectures = [OURS + arch]
     vllm_config.parallel_config.worker_extension_cls = REPORT

@@ -94,11 +94,10 @@ class ModelState(compat.MambaHybridModelState):  # type: ignore[misc]
         return metadata
 
     def postprocess_state(
-        self, idx_mapping: Tensor, num_sampled: Tensor | int, num_computed_tokens: Tensor | None = None
+        self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor | None = None
     ) -> None:
-        """Replaces vLLM's: there is no accepted offset to remember, and boundary states are written by the commit."""
-        if isinstance(num_sampled, int):
-            num_sampled = torch.full_like(idx_mapping, num_sampled)
+        """Replaces vLLM's: there is no accepted offset to remember, and boundary states are written by the commit. One
+        count for all rows comes from pipeline ranks alone, which are refused."""
         self.session.commit(num_sampled)
 
     def _batch(self, input_batch: Any, metadata: Any) -> Batch | None:
