@@ -94,7 +94,8 @@ def _traffic(row: Row) -> Cells:
 
 
 def _fit(row: Row) -> Cells:
-    assert row.capacity is not None
+    if row.capacity is None:
+        return {"MiB/request": "", FIT: "none"}
     return {"MiB/request": _mib(row.capacity.parts.total), FIT: f"{row.capacity.requests:,}"}
 
 
@@ -115,7 +116,7 @@ def cells(report: Report) -> list[Cells]:
     """The table: what tells rows apart, then the numbers."""
     first = report.rows[0]
     modes = len({row.mode for row in report.rows} - {None}) > 1
-    whole = first.exact and first.traffic and first.capacity
+    whole = first.exact and first.traffic
     body = _headline if whole else _exact if first.exact else _traffic if first.traffic else _capacity
     found = []
     for row in report.rows:
@@ -163,7 +164,7 @@ def heading(report: Report) -> list[str]:
     """The model, and what all rows have in common."""
     m, g, row = report.model, report.model.geometry, report.rows[0]
     shape = f"H={g.num_k_heads} HV={g.num_v_heads} K={g.head_k} V={g.head_v}"
-    asked = [*_EVERY, *(_MOVED if row.traffic else ()), *(_FIT if row.capacity else ())]
+    asked = [*_EVERY, *(_MOVED if row.traffic else ()), *(_FIT if row.capacity or row.unfit else ())]
     found = {name: report.values(name) for name in row.case.labels() if name in asked}
     same = [
         f"{TITLES[name]} {short(values[0])}"
@@ -172,6 +173,9 @@ def heading(report: Report) -> list[str]:
     ]
     if row.traffic and "draft" not in report.varied:
         same.append(f"{row.case.acceptance.mean:.2f} tokens accepted a step")
+    weights = m.weights_gib if row.case.settings.weights_gib is None else row.case.settings.weights_gib
+    if row.capacity and weights is None:
+        same.append("weights unknown, counted as 0")
     layers = f"{g.num_layers} of {m.num_layers} layers recurrent"
     return [f"{m.name}: {g.arch}, {layers}, {shape}", ", ".join(same)]
 

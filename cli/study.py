@@ -17,6 +17,7 @@ from ssmspec.measure.sweep import Part, Row
 
 from . import output, parse, table
 from .console import progress
+from .errors import sentence
 from .options import OUTPUTS, Options, flag
 from .parse import Study
 
@@ -86,9 +87,12 @@ def _checks(o: Options, parts: Sequence[Part]) -> list[Check]:
 def _notes(study: Study, rows: Sequence[Row], parts: Sequence[Part]) -> list[str]:
     """What the numbers are of, the defaults that the model's config left open, and what the planner had to say."""
     said = Counter(note for row in rows if row.capacity for note in row.capacity.notes)
+    unfit = dict.fromkeys(
+        f"Capacity: does not fit: {sentence(ValueError(row.unfit))}." for row in rows if row.unfit
+    )
     alone = [ALONE[part] for part in parts if len(parts) == 1 and part in ALONE]
     timed = [_timed()] if any(row.speed for row in rows if row.traffic) else []
-    return [*(NOTES[part] for part in parts), *alone, *timed, *study.model.notes, *said]
+    return [*(NOTES[part] for part in parts), *alone, *timed, *unfit, *study.model.notes, *said]
 
 
 def _timed() -> str:

@@ -221,6 +221,22 @@ def test_reuse_is_split_into_what_drafting_and_the_page_cost() -> None:
     assert (r.tokens, r.lost_to_drafting) == (2304, 0)
 
 
+@pytest.mark.parametrize(("weights", "tp", "least"), [(200, 1, 2), (500, 1, 4), (500, 2, 4), (3000, 1, None)])
+def test_weights_that_do_not_fit_name_the_fewest_ranks_that_hold_them(
+    weights: float, tp: int, least: int | None
+) -> None:
+    """126 GiB may be used; H=16 and HV=32 heads are shared by 1, 2, 4, 8 or 16 ranks, whose share of 3000 is 187.5."""
+    with pytest.raises(capacity.DoesNotFit) as refused:
+        of("native", replace(H200, weights_gib=weights, tp=tp))
+    said = str(refused.value)
+    assert f"(tp={tp})" in said
+    if least is None:
+        assert "needs tp" not in said
+    else:
+        assert said.endswith(f"; or it needs tp={least} or more (the smallest legal)")
+        of("native", replace(H200, weights_gib=weights, tp=least))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -250,6 +250,22 @@ def test_a_life_is_played_once_for_all_loads(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(found.exception, KeyError)
 
 
+@pytest.mark.usefixtures("short")
+def test_a_model_that_does_not_fit_still_has_bits_and_bytes() -> None:
+    """Qwen3.5-122B-A10B: 227.43 GiB of weights; 72 GiB of one GPU hold a quarter, and its 16 and 64 heads are shared by four."""
+    args = ("--model", "qwen3.5-122b-a10b", "--mode", "exact", "--state-dtype", "fp32")
+    data = result("compare", *args)
+    assert all(row["exact"] and row["traffic"] for row in data["rows"])
+    assert {row["capacity"]["requests"] for row in data["rows"]} == {0}
+    text = run("compare", *args).stdout
+    assert "Capacity: does not fit: " in text
+    assert "it needs --tp=4 or more (the smallest legal)." in " ".join(text.split())
+    alone = run("compare", "capacity", *args[:2])
+    assert (alone.exit_code, alone.stdout) == (2, "")
+    assert "needs --tp=4 or more" in alone.stderr
+    assert run("compare", "capacity", *args[:2], "--tp", "4").exit_code == 0
+
+
 def test_a_sweep_has_rows_for_every_combination() -> None:
     rows = result("compare", "traffic", "--draft", "0,3", "--ring", "8,16", "--batch", "1,32")["rows"]
     assert len(rows) == 2 * 2 * 2 * 4

@@ -233,6 +233,9 @@ def test_a_default_taken_for_the_state_is_printed(tmp_path: Path) -> None:
         in found.stdout
     )
     assert "weights of model unknown, counted as 0: pass --weights-gib" in found.stdout
+    assert "weights unknown, counted as 0" in found.stdout.splitlines()[1], "the headline says so too"
+    told = ["compare", "capacity", "--model", path, "--weights-gib", "9"]
+    assert "unknown" not in CliRunner().invoke(app, told, env={"COLUMNS": "200"}).stdout
 
 
 EXACT = {
@@ -253,4 +256,4 @@ def test_what_cannot_be_is_refused_before_a_life_is_played(monkeypatch: pytest.M
     from ssmspec.measure import exact
 
     monkeypatch.setattr(exact, "compare", lambda *args, **kwargs: pytest.fail("a life was played"))
-    assert "--gpu-memory=8" in refusal("compare", "--gpu-memory", "8")
+    assert "--context=999999999 exceeds" in refusal("compare", "--context", "999999999")

@@ -1,5 +1,7 @@
 """How many requests of a hybrid model fit on a GPU under a policy, and which limit binds."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
@@ -15,6 +17,10 @@ class Limit(StrEnum):
     MEMORY = "memory"
     MAX_NUM_SEQS = "max_num_seqs"
     STATE_BLOCKS = "state blocks"  # FULL graphs: a block for each sequence, or the engine does not start
+
+
+class DoesNotFit(ValueError):
+    """The weights alone take more than the memory that may be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,19 +148,33 @@ def _parts(p: Plan, context: int) -> Parts:
     )
 
 
+def _legal_tps(model: Model) -> Iterator[int]:
+    """Ranks that can share the heads, few first."""
+    for tp in range(1, model.geometry.num_v_heads + 1):
+        with suppress(ValueError):
+            model.geometry.shard(tp)
+            yield tp
+
+
 def _budget(model: Model, s: Settings) -> tuple[int, tuple[str, ...]]:
-    """Bytes left on a rank for caches and records. Raises ValueError where the weights do not fit."""
+    """Bytes left on a rank for caches and records. Raises DoesNotFit."""
     weights = model.weights_gib if s.weights_gib is None else s.weights_gib
     unknown = (
         (f"weights of {model.name} unknown, counted as 0: pass --weights-gib",) if weights is None else ()
     )
-    taken = (weights or 0.0) / s.tp + s.overhead_gib
     usable = s.gpu_memory_gib * s.gpu_utilization
+
+    def rank(tp: int) -> float:
+        return (weights or 0.0) / tp + s.overhead_gib
+
+    taken = rank(s.tp)
     if taken >= usable:
-        raise ValueError(
+        ranks = next((tp for tp in _legal_tps(model) if tp > s.tp and rank(tp) < usable), None)
+        more = f"; or it needs tp={ranks} or more (the smallest legal)" if ranks else ""
+        raise DoesNotFit(
             f"gpu_memory_gib={s.gpu_memory_gib:g} x gpu_utilization={s.gpu_utilization:g} = {usable:.2f} GiB does not"
             f" hold {taken:.2f} GiB of weights and overhead (tp={s.tp}); the nearest legal value of gpu_memory_gib is"
-            f" above {taken / s.gpu_utilization:.2f}"
+            f" above {taken / s.gpu_utilization:.2f}{more}"
         )
     return int((usable - taken) * GIB), unknown
 
@@ -163,8 +183,8 @@ def of(policy: str, model: Model, window: Window, settings: Settings) -> Capacit
     """Requests that fit, each at the full context, and the limit that binds.
 
     Records and cursors outside the page are allocated for ``max_num_seqs`` requests whatever the load, before the pool
-    of blocks is sized (as vLLM's own KDARecoverSSMRecords are). Raises ValueError for a context beyond the model's,
-    for memory below the weights, and for more slots than memory holds.
+    of blocks is sized (as vLLM's own KDARecoverSSMRecords are). Raises DoesNotFit for memory below the weights,
+    ValueError for a context beyond the model's, and for more slots than memory holds.
     """
     s = settings
     if model.max_context is not None and s.context > model.max_context:

@@ -143,6 +143,8 @@ def row_data(row: Row) -> dict[str, Any]:
         found["traffic"] |= dict(zip(("model_step_read", "model_step_write"), row.model_step, strict=True))
     if row.capacity is not None:
         found["capacity"] = _capacity_data(row)
+    elif row.unfit:
+        found["capacity"] = {"requests": 0, "unfit": row.unfit}
     found["note"] = row.note
     return found
 

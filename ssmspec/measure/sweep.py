@@ -70,6 +70,7 @@ class Row:
     exact: "Exactness | None" = None
     traffic: Traffic | None = None
     capacity: CapacityResult | None = None
+    unfit: str = ""  # why there is no capacity, where that was asked for: the weights are too large
     reuse: Reuse | None = None  # align only, of a resent prompt that fills the context
 
     @property
@@ -173,7 +174,12 @@ def _counted(row: Row, parts: set[Part], moved: Callable[..., Traffic]) -> Row:
         shard = model.geometry.shard(case.settings.tp)
         row = replace(row, traffic=moved(row.policy, shard, row.window, case.acceptance))
     if Part.CAPACITY in parts:
-        row = replace(row, capacity=capacity.of(row.policy, model, row.window, case.settings))
+        try:
+            row = replace(row, capacity=capacity.of(row.policy, model, row.window, case.settings))
+        except capacity.DoesNotFit as error:
+            if parts == {Part.CAPACITY}:
+                raise
+            return replace(row, unfit=str(error))
         if case.settings.cache_mode is CacheMode.ALIGN:
             found = capacity.reuse(row.policy, model, row.window, case.settings, case.settings.context)
             row = replace(row, reuse=found)
