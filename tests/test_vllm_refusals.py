@@ -1,14 +1,11 @@
 """What cannot be served is refused while vLLM is being configured, by the flag's name. Stand-ins for vLLM's configs."""
 
-import json
 from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ssmspec.runtime.vllm import compat
 from ssmspec.runtime.vllm.config import ServeConfig
 from ssmspec.runtime.vllm.refusals import check
 from ssmspec.runtime.vllm.rules import OF_FAMILY, ON_DEVICE, RULES, SERVED, Refused
@@ -274,80 +271,3 @@ def test_the_transposed_conv_layout_is_refused_by_its_variable() -> None:
 def test_a_window_that_the_ring_cannot_hold_is_refused() -> None:
     with pytest.raises(Refused, match=r"ring_len=3 .* the nearest legal value is 4"):
         check(served(), ServeConfig(policy="checkpointing", ring_len=3), "cpu", {})
-
-
-def _install(root: Path) -> dict[str, str]:
-    """A stand-in for a vLLM: its files, and their fingerprints."""
-    (root / "v1").mkdir(parents=True)
-    (root / "v1" / "runner.py").write_text("class Runner:\n    def step(self):\n        return 1\n")
-    name = "v1/runner.py:Runner.step"
-    found = compat.fingerprint(root, name)
-    assert found is not None
-    return {name: found}
-
-
-def _checked(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    monkeypatch.setattr(compat, "FINGERPRINTS", {"1.2.3": _install(root)})
-    monkeypatch.setattr(compat, "DEVICES", {"1.2.3": "abacus"})
-
-
-def test_each_checked_version_names_its_device() -> None:
-    assert set(compat.DEVICES) == set(compat.FINGERPRINTS)
-
-
-def test_a_checked_version_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _checked(monkeypatch, tmp_path)
-    assert compat.check("1.2.3", tmp_path) == "abacus"
-
-
-def test_another_version_raises_with_found_and_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _checked(monkeypatch, tmp_path)
-    with pytest.raises(RuntimeError, match=r"vllm 1\.2\.4 was not checked .* wanted 1\.2\.3"):
-        compat.check("1.2.4", tmp_path)
-
-
-@pytest.mark.parametrize("change", ["return 2", "pass"])
-def test_a_changed_internal_raises_with_its_name(
-    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _checked(monkeypatch, tmp_path)
-    file = tmp_path / "v1" / "runner.py"
-    file.write_text(file.read_text().replace("return 1", change))
-    with pytest.raises(
-        RuntimeError, match=r"v1/runner\.py:Runner\.step is [0-9a-f]{16}, wanted [0-9a-f]{16}"
-    ):
-        compat.check("1.2.3", tmp_path)
-
-
-def test_a_missing_internal_raises_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _checked(monkeypatch, tmp_path)
-    (tmp_path / "v1" / "runner.py").write_text("class Runner: ...\n")
-    with pytest.raises(RuntimeError, match=r"Runner\.step is missing"):
-        compat.check("1.2.3", tmp_path)
-
-
-def test_an_edit_elsewhere_in_the_file_does_not_matter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _checked(monkeypatch, tmp_path)
-    file = tmp_path / "v1" / "runner.py"
-    file.write_text("import os\n\n" + file.read_text())
-    compat.check("1.2.3", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("installed", "finding"), [(True, "served on abacus"), (False, "the plugin is not installed as one")]
-)
-def test_doctor_is_told_whether_policies_are_served(
-    installed: bool, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _checked(monkeypatch, tmp_path)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **names: ["ssmspec"] * installed)
-    assert compat.finding("1.2.3", tmp_path).startswith(finding)
-    assert compat.finding("1.2.4", tmp_path).startswith("vllm 1.2.4 was not checked")
-
-
-def test_reports_of_configs_are_json() -> None:
-    json.dumps(SERVE.to_dict())

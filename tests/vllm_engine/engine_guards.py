@@ -97,6 +97,7 @@ def error_of(call: Callable[[], None]) -> str:
 
 if __name__ == "__main__":
     found = {
+        "doctor": compat.finding(),
         "readded": error_of(lambda: readded(finished=False)),
         "followed": error_of(lambda: readded(finished=True)),
         "unbound": error_of(unbound),

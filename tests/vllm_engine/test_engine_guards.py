@@ -16,6 +16,10 @@ def errors(run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFact
     return found
 
 
+def test_doctor_finds_every_name(errors: dict[str, str]) -> None:
+    assert errors["doctor"] == "served on cpu"
+
+
 def test_more_input_for_a_running_request_is_refused(errors: dict[str, str]) -> None:
     assert "more input for a running request is not served with --ssm-policy recover" in errors["readded"]
 
