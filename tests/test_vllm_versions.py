@@ -119,13 +119,16 @@ def test_doctor_is_told_of_another_platform(
     assert compat.finding("1.2.3", tmp_path) == expected
 
 
-def test_doctor_is_told_of_a_name_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("this vLLM has none"), OSError("no libcuda.so.1")])
+def test_doctor_is_told_of_a_name_that_cannot_be_imported(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _found(monkeypatch, tmp_path)
 
     def resolve(name: str) -> Any:
         if name == "MambaMixer2":
-            raise RuntimeError("this vLLM has no MambaMixer2")
+            raise error
         return SimpleNamespace(device_type="abacus")
 
     monkeypatch.setattr(compat, "resolve", resolve)
-    assert compat.finding("1.2.3", tmp_path) == "this vLLM has no MambaMixer2"
+    assert compat.finding("1.2.3", tmp_path).endswith(f":MambaMixer2 cannot be imported: {error}")

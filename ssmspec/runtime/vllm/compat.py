@@ -109,9 +109,6 @@ def finding(found: str | None = None, root: Path | None = None) -> str:
     try:
         device = check(found, root)
         here = resolve("current_platform").device_type
-        if here == device:
-            for name in NAMES:
-                resolve(name)
     except RuntimeError as error:
         return str(error)
     if not importlib.metadata.entry_points(group="vllm.general_plugins", name="ssmspec"):
@@ -120,7 +117,19 @@ def finding(found: str | None = None, root: Path | None = None) -> str:
     if "ssmspec" not in named.split(","):
         return f"VLLM_PLUGINS={named} leaves the plugin out: add ssmspec to it, or unset it"
     served = f"served on {device}"
-    return served if here == device else f"{served}, but vLLM's platform here is {here or 'none'}"
+    if here != device:
+        return f"{served}, but vLLM's platform here is {here or 'none'}"
+    return _unresolved() or served
+
+
+def _unresolved() -> str | None:
+    """The first name that cannot be had, and why; any exception is a finding here."""
+    for name in NAMES:
+        try:
+            resolve(name)
+        except Exception as error:
+            return f"{NAMES[name]} cannot be imported: {error}"
+    return None
 
 
 if __name__ == "__main__":
