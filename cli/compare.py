@@ -6,9 +6,10 @@ from ssmspec.measure.sweep import Part
 
 from . import study
 from .errors import UsageError
+from .helped import Command, Group
 from .options import ALL, CAPACITY, EXACT, TRAFFIC, Options, flag, takes
 
-app = typer.Typer(no_args_is_help=False)
+app = typer.Typer(cls=Group, no_args_is_help=False)
 
 
 @app.callback(
@@ -29,21 +30,23 @@ def everything(ctx: typer.Context, o: Options) -> None:
         )
 
 
-@app.command(epilog="Example: ssmspec compare exact --state-dtype fp16 --mode exact,fast")
+@app.command(cls=Command, epilog="Example: ssmspec compare exact --state-dtype fp16 --mode exact,fast")
 @takes(*EXACT)
 def exact(ctx: typer.Context, o: Options) -> None:
     """Play one random life under each policy, and compare outputs and states with native's, bit for bit."""
     study.run(ctx, o, Part.EXACT)
 
 
-@app.command(epilog="Example: ssmspec compare traffic --draft 1,3,5,7 --ring 16,32 --plot bytes.svg")
+@app.command(
+    cls=Command, epilog="Example: ssmspec compare traffic --draft 1,3,5,7 --ring 16,32 --plot bytes.svg"
+)
 @takes(*TRAFFIC)
 def traffic(ctx: typer.Context, o: Options) -> None:
     """Bytes read and written in a step, from the layout and a simulated acceptance process."""
     study.run(ctx, o, Part.TRAFFIC)
 
 
-@app.command(epilog="Example: ssmspec compare capacity --gpu-memory 141 --context 8192,32768")
+@app.command(cls=Command, epilog="Example: ssmspec compare capacity --gpu-memory 141 --context 8192,32768")
 @takes(*CAPACITY)
 def capacity(ctx: typer.Context, o: Options) -> None:
     """Bytes of a request, and how many requests fit on a GPU."""

@@ -6,18 +6,17 @@ from contextlib import suppress
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 import ssmspec
 
-from . import bench, compare, doctor, play, presets, serve_check, soak, tune
+from . import bench, compare, doctor, helped, play, presets, serve_check, soak, tune
 from .console import complain
 from .errors import sentence
 
 COULD_NOT_RUN, INTERRUPTED, NO_READER = 2, 130, 141  # 1: something is not as expected; 141: 128 + SIGPIPE
 
 
-class Sentences(TyperGroup):
+class Sentences(helped.Group):
     """A complaint about the input is a sentence, not a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -37,6 +36,7 @@ class Sentences(TyperGroup):
 app = typer.Typer(
     cls=Sentences,
     help="Speculative decoding on hybrid models: what each way to undo rejected drafts costs, and whether it changes the output.",
+    context_settings=helped.NAMES,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -58,19 +58,16 @@ def main(
 
 
 app.add_typer(compare.app, name="compare")
-app.command("bench", epilog="Example: ssmspec bench --batch 1,32,256 --draft 3 --mode exact,fast --json")(
-    bench.bench
-)
-app.command("doctor", epilog="Example: ssmspec doctor --json")(doctor.doctor)
-app.command("play", epilog="Example: ssmspec play script.jsonl --policy recover,checkpointing")(play.play)
-app.command("presets", epilog="Example: ssmspec presets --json")(presets.presets)
-app.command("serve-check", epilog="Example: ssmspec serve-check Qwen/Qwen3.5-4B --policy checkpointing")(
-    serve_check.serve_check
-)
-app.command("soak", epilog="Example: ssmspec soak --minutes 5 --seed 1")(soak.soak)
-app.command("tune", epilog="Example: ssmspec tune --model qwen3.5-4b --batch 1,32,256 -o nvidia-h200.json")(
-    tune.tune
-)
+for name, command, example in (
+    ("bench", bench.bench, "--batch 1,32,256 --draft 3 --mode exact,fast --json"),
+    ("doctor", doctor.doctor, "--json"),
+    ("play", play.play, "script.jsonl --policy recover,checkpointing"),
+    ("presets", presets.presets, "--json"),
+    ("serve-check", serve_check.serve_check, "Qwen/Qwen3.5-4B --policy checkpointing"),
+    ("soak", soak.soak, "--minutes 5 --seed 1"),
+    ("tune", tune.tune, "--model qwen3.5-4b --batch 1,32,256 -o nvidia-h200.json"),
+):
+    app.command(name, cls=helped.Command, epilog=f"Example: ssmspec {name} {example}")(command)
 
 
 def run() -> None:

@@ -148,10 +148,8 @@ def choices(name: str, text: str | None, legal: Mapping[str, T]) -> list[T]:
             names: dict[T, str] = {}
             for typed_name, value in legal.items():
                 names.setdefault(value, typed_name)
-            listed = ", ".join(names.values())
-            raise UsageError(
-                f"{flag(name)} {word!r:.80} is not one of {listed}.{close(word, names.values())}"
-            )
+            listed, guess = ", ".join(names.values()), close(word, names.values())
+            raise UsageError(f"{flag(name)} {word!r:.80} is not one of {listed}{guess and '.' + guess}")
         if legal[word] not in found:
             found.append(legal[word])
     return found

@@ -32,7 +32,7 @@ class Script:
         """Read the setup, if there is one. Raises ScriptError."""
         first = next(self._items, None)
         if isinstance(first, dict):
-            self.setup = setup.load(first)
+            self.setup = _loaded(first)
             first = next(self._items, None)
         if first is None:
             raise ScriptError("there is no event in it")
@@ -49,6 +49,14 @@ class Script:
             assert isinstance(item, Event), "a setup comes first or is refused"
             self.count += 1
             yield item
+
+
+def _loaded(first: dict[str, Any]) -> Setup:
+    try:
+        return setup.load(first)
+    except ScriptError as error:
+        meant = "" if first.keys() <= setup.KEYS.keys() else '; an event has the key "event"'
+        raise ScriptError(f"{error}{meant}") from None
 
 
 @contextmanager
@@ -74,9 +82,22 @@ def play(
 ) -> None:
     """Play a script of events under each policy, and compare outputs and states with native's, bit for bit.
 
-    The first line may say what is played: {"model": "qwen3.5-4b", "window": 4, "ring": 16, "align": 7, "state_dtype":
-    "float16", "mode": "exact", "seed": 1, "slots": 32}. The others are events: admit, prefill, verify, accept, flush,
-    preempt, resume, offload, restore, move, fork, abort, free.
+    Each line is one event, and names its kind and its requests:
+
+      {"event": "admit", "request": "a", "prompt": 6}
+      {"event": "prefill", "chunks": {"a": 6}}
+      {"event": "verify", "windows": {"a": 4}}
+      {"event": "accept", "accepted": {"a": 3}}
+      {"event": "fork", "request": "a", "to": "b"}
+      {"event": "free", "request": "a"}
+
+    Like free, these take a request: flush, preempt, resume, offload, restore, move, abort.
+
+    The first line may be a setup instead, which says what is played, with any of these keys:
+
+      {"model": "qwen3.5-4b", "window": 4, "ring": 16,
+       "align": 7, "state_dtype": "float16",
+       "mode": "exact", "seed": 1, "slots": 32}
     """
     names = parse.choices("policy", policy, {name: name for name in POLICY_NAMES})
     single_thread()

@@ -135,6 +135,7 @@ def parse(text: str, drafts: int) -> Acceptance:
         if os.path.isfile(text):
             return from_trace(text, drafts + 1)
         raise ValueError(
-            f"acceptance={text[:80]!r} is no rate within 0..1, no list of {drafts} of them, and no trace file"
+            f"acceptance={text[:80]!r} is no rate within 0..1, no list of {drafts} of them, and no trace file;"
+            " give 0.8, or 0.9,0.8,0.6 for three drafts, or the path of a file with an accepted count a line"
         ) from None
     return from_rate(values[0], drafts) if len(values) == 1 else from_list(values, drafts)

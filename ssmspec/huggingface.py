@@ -21,7 +21,7 @@ def read(path: str | Path) -> Model:
         file = Path(path)
         file = file / "config.json" if file.is_dir() else file
         if not file.is_file():
-            raise ConfigError(f"{file}: there is no such file")
+            raise ConfigError(f"{file}: {'not a regular file' if file.exists() else 'there is no such file'}")
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

@@ -58,6 +58,11 @@ TRAFFIC = {
         "--acceptance nowhere",
         "'nowhere' is no rate within 0..1, no list of 3 of them, and no trace",
     ),
+    "an object as acceptance": (
+        """--acceptance '{"accepted": 3}'""",
+        "give 0.8, or 0.9,0.8,0.6 for three drafts, or the path of a file with an accepted count a line",
+    ),
+    "a device as a model": ("--model /dev/null", "--model: /dev/null: not a regular file"),
     "TP and value heads": ("--tp 3", "--tp=3 does not divide HV=32; the nearest legal value is 2"),
     "TP and key heads": ("--tp 32", "--tp=32 does not divide H=16; the nearest legal value is 16"),
     "no TP": ("--tp 0", "--tp 0 is not at least 1; the nearest legal value is 1"),
@@ -96,6 +101,11 @@ TRAFFIC = {
         "600 combinations of 4 rows are 2,400, and 2,000 is the limit",
     ),
 }
+
+
+@pytest.mark.parametrize("args", ["--policy foo", "--mode foo", "--state-dtype foo", "--batch foo"])
+def test_a_sentence_ends_without_a_period(args: str) -> None:
+    assert refusal("compare", "traffic", *args.split())[-1].isalnum()
 
 
 @pytest.mark.parametrize(("args", "said"), TRAFFIC.values(), ids=TRAFFIC)
@@ -236,6 +246,13 @@ def test_a_default_taken_for_the_state_is_printed(tmp_path: Path) -> None:
     assert "weights unknown, counted as 0" in found.stdout.splitlines()[1], "the headline says so too"
     told = ["compare", "capacity", "--model", path, "--weights-gib", "9"]
     assert "unknown" not in CliRunner().invoke(app, told, env={"COLUMNS": "200"}).stdout
+
+
+def test_the_interpreter_is_said_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    said = refusal("compare", "exact", "--backend", "triton", "--state-dtype", "fp32")
+    assert "TRITON_INTERPRET=1 set before Python starts, which takes many minutes for a life" in said
 
 
 EXACT = {

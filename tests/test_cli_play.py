@@ -53,6 +53,25 @@ def test_the_setup_is_optional_and_comes_back() -> None:
     assert [p["policy"] for p in data["policies"]] == ["native", "recover"]
 
 
+def test_the_help_shows_a_life_that_plays() -> None:
+    """Of the setup, and an event a line: what --help prints, as it stands there."""
+    text = CliRunner().invoke(app, ["play", "--help"], env={"COLUMNS": "80"}).stdout
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith('{"event"')]
+    assert len(lines) == 6
+    first = text[text.index('{"model"') : text.index('"slots": 32}') + len('"slots": 32}')]
+    found = play(" ".join(first.split()), *lines, args=["--json", "--policy", "recover"])
+    assert found.exit_code == 0, found.stderr
+    assert json.loads(found.stdout)["events"] == 6
+
+
+def test_a_line_that_is_neither_setup_nor_event_is_told_what_an_event_has() -> None:
+    found = play({"evnt": "admit", "request": "a"})
+    assert found.exit_code == 2
+    assert "unknown key 'evnt'" in found.stderr
+    assert found.stderr.endswith('; an event has the key "event"\n')
+    assert "an event has" not in play({"window": 0}).stderr
+
+
 def test_a_preset_is_played_in_a_reduced_shape() -> None:
     data = json.loads(
         play({"model": "kimi-linear-48b-a3b"}, *LIFE, args=["--json", "--policy", "recover"]).stdout

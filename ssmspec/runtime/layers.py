@@ -103,8 +103,8 @@ def _check(setup: Setup) -> None:
         why = "device=cuda: PyTorch finds no CUDA device; device=cpu needs none"
         if setup.backend == "triton":
             why = (
-                "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts;"
-                " backend=torch needs neither"
+                "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts, which takes many"
+                " minutes for a life; backend=torch needs neither"
             )
         raise ValueError(why)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
