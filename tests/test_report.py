@@ -226,6 +226,14 @@ def test_a_row_and_its_speed_are_of_one_ring(monkeypatch: pytest.MonkeyPatch) ->
     assert data[3]["speed"] == dict(zip(names, ("some GPU", 1.6, 1, 32, 4, 8), strict=True))
 
 
+def test_a_curve_goes_through_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, timed(1, 1.4, ring=16), timed(1, 1.6, ring=8))
+    row, curve = by_policy(case())["checkpointing"], over_drafts(case(), ["checkpointing"])[0]
+    assert row.window.limit == 8
+    assert row.traffic is not None
+    assert curve.points[3].vs_native == pytest.approx(row.traffic.vs_native, rel=0.01)
+
+
 def test_a_ring_that_cannot_hold_the_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """K=5 goes by what was timed at K=3, and L=4 holds no window of six tokens."""
     put(monkeypatch, timed(1, 1.9, ring=4), timed(1, 1.5, ring=16), timed(1, 3.0, ring=8, window=8))

@@ -7,7 +7,7 @@ from ssmspec.acceptance import DEFAULT_RATE, Acceptance
 from ssmspec.geometry import MAX_RING, Window
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure import traffic
-from ssmspec.measure.sweep import Case
+from ssmspec.measure.sweep import Case, with_ring
 from ssmspec.measure.traffic import Traffic
 
 MARGIN = 0.05  # a saving below it does not show in measured times
@@ -51,7 +51,7 @@ def default_ring(case: Case) -> bool:
 def over_drafts(
     case: Case, policies: Sequence[str] = POLICY_NAMES, drafts: Sequence[int] = DRAFTS
 ) -> list[Curve]:
-    """Each policy at each K whose window the ring holds; a ring of the default length grows with the window."""
+    """Each policy at each K whose window the ring holds; a ring that was not asked for follows the window."""
     g, ring, default = case.model.geometry.shard(case.settings.tp), case.window.limit, default_ring(case)
     most = MAX_RING // 3 if default else min(ring, MAX_RING - ring)  # a default ring is 2T
     windows = [Window(max_len=k + 1, ring_len=None if default else ring) for k in drafts if k < most]
@@ -60,7 +60,7 @@ def over_drafts(
         shape = replace(g, read_dtype=None) if policy == "native" else g
         points = {
             w.max_len - 1: traffic.of(policy, shape, w, extended(case.acceptance, w.max_len - 1), steps=STEPS)
-            for w in windows
+            for w in (with_ring(case, policy, w) if default else w for w in windows)
         }
         found.append(Curve(policy=policy, points=points))
     return found

@@ -119,6 +119,14 @@ class Row:
         return "; ".join(notes)
 
 
+def with_ring(case: Case, policy: str, w: Window) -> Window:
+    """With the ring that was timed as the fastest, where none was asked for: what `bench` and the plugin take as well."""
+    if policy != "checkpointing" or case.ring_asked:
+        return w
+    speed = _timed(case, policy, w, None)
+    return w if speed is None else replace(w, ring_len=speed.ring)
+
+
 def _timed(case: Case, policy: str, w: Window, ring: int | None) -> Speed | None:
     rank = case.model.geometry.shard(case.settings.tp)
     return speeds.measured().of(policy, rank, w, case.batch, ring)
@@ -140,8 +148,8 @@ def run(
     for number, case in enumerate(cases, start=1):
         progress(f"combination {number:,} of {len(cases):,}")
         for row in _blank(case, policies, modes):
-            own = row if wanted == {Part.EXACT} else _with_ring(row)
-            rows.append(_counted(own, wanted, moved))
+            ring = None if wanted == {Part.EXACT} else with_ring(case, row.policy, row.window).ring_len
+            rows.append(_counted(replace(row, ring=ring), wanted, moved))
     return _played(rows, modes, seed, backend, progress) if Part.EXACT in wanted else rows
 
 
@@ -149,14 +157,6 @@ def _blank(case: Case, policies: Sequence[str], modes: Sequence[Mode]) -> list[R
     native = [Row(case=case, policy="native", mode=None)] if "native" in policies else []
     others = [name for name in policies if name != "native"]
     return native + [Row(case=case, policy=name, mode=mode) for mode in modes for name in others]
-
-
-def _with_ring(row: Row) -> Row:
-    """With the ring that was timed as the fastest, where none was asked for: what `bench` and the plugin take as well."""
-    if row.policy != "checkpointing" or row.case.ring_asked:
-        return row
-    speed = _timed(row.case, row.policy, row.window, None)
-    return row if speed is None else replace(row, ring=speed.ring)
 
 
 def life_of(case: Case) -> tuple[Geometry, Window]:
