@@ -15,6 +15,7 @@ from ssmspec.measure.planner import CacheMode
 from ssmspec.measure.sweep import Case, Part, life_of
 from ssmspec.model import Model
 
+from . import weights
 from .errors import UsageError, about, close
 from .names import SHORT, typed
 from .options import Options, flag
@@ -41,7 +42,7 @@ class Study:
 def study(o: Options, parts: Collection[Part]) -> Study:
     """Every combination, checked for size before anything is computed."""
     with about(flag("model"), o.model):
-        model = presets.load(o.model)
+        model = weights.weighed(presets.load(o.model))
     o = _filled(o, model, Part.EXACT in parts)
     policies = sorted(
         choices("policy", o.policy, {name: name for name in POLICY_NAMES}), key=POLICY_NAMES.index

@@ -255,6 +255,30 @@ def test_the_interpreter_is_said_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> 
     assert "TRITON_INTERPRET=1 set before Python starts, which takes many minutes for a life" in said
 
 
+@pytest.mark.parametrize(
+    ("index", "known"),
+    [
+        ('{"metadata": {"total_size": 10737418240}}', True),  # 10 GiB
+        ('{"metadata": {"total_size": -1}}', False),
+        ('{"metadata": {"total_size": "10"}}', False),
+        ('{"metadata": []}', False),
+        ('{"weight_map": {}}', False),
+        ("{", False),
+    ],
+)
+def test_weights_are_those_of_the_index_beside_the_config(tmp_path: Path, index: str, known: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    for path in (tmp_path, tmp_path / "config.json"):
+        args = ["compare", "capacity", "--model", str(path)]
+        found = CliRunner().invoke(app, args, env={"COLUMNS": "200"}).stdout
+        assert ("weights: 10.00 GiB, by the model.safetensors.index.json" in found) == known
+        assert ("weights unknown, counted as 0" in found) != known
+    if known:
+        args = ["compare", "capacity", "--model", str(tmp_path), "--gpu-memory", "11"]
+        assert "= 9.90 GiB does not hold 10.00 GiB" in refusal(*args)
+
+
 EXACT = {
     "unknown backend": ("--backend cuda --draft 0", "--backend='cuda' is not one of torch"),
     "too many lives": (
