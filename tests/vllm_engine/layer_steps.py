@@ -108,6 +108,7 @@ class Layer:
         from ssmspec.runtime.vllm.session import Session
 
         self.config, self.policy, self.staged = config, policy, kind in ("staged", "gated", "fast")
+        self.behind = kind == "behind"
         self.family = FAMILIES[family]
         module = stock_module(self.family.module)
         torch.set_default_dtype(torch.bfloat16)
@@ -195,6 +196,8 @@ class Layer:
         """The windows' outputs in a batch where a prompt's chunk of that many tokens stands before one of them, or behind;
         the chunk's must be what vLLM's own method makes of its tokens."""
         at = self.family.mix(self.layer)
+        if self.behind:
+            at = len(rows.lens)
         before = sum(rows.lens[:at])
 
         def put(into: list[int], value: int) -> list[int]:
@@ -233,7 +236,7 @@ def main(folder: Path, family: str, policy: str, kind: str, steps: int) -> None:
         computed, accepted, outs = [10] * REQUESTS, [1] * REQUESTS, []
         for step in range(steps):
             torch.manual_seed(step)
-            mixed = kind == "mixed"  # the last request is a prompt there
+            mixed = kind in ("mixed", "behind")  # the last request is a prompt there
             rows = [0, 1] if mixed else rng.sample(range(REQUESTS), rng.randint(1, REQUESTS))
             lens = [T if layer.staged else rng.randint(1, T) for _ in rows]
             sent = Rows(

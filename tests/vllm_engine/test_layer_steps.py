@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(BUILD is None, reason="VLLM_C
 
 POLICIES, STEPS = (
     ("recover", "every-step", "checkpointing"),
-    {"ragged": 6, "staged": 3, "gated": 3, "fast": 3, "mixed": 3},
+    {"ragged": 6, "staged": 3, "gated": 3, "fast": 3, "mixed": 3, "behind": 3},
 )
 NAMES = {
     "gdn": ("QwenGatedDeltaNetAttention", "GatedDeltaNet"),
@@ -75,12 +75,13 @@ def test_windows_have_the_bits_of_a_page_per_token(
     assert ours["outs"] == native["outs"]
 
 
+@pytest.mark.parametrize("kind", ["mixed", "behind"])
 @pytest.mark.parametrize("family", NAMES)
 def test_windows_beside_a_prompt_have_their_bits_and_the_prompt_vllms_own_method(
-    played: Played, family: str
+    played: Played, family: str, kind: str
 ) -> None:
-    """The script asserts the latter."""
-    assert played(family, "checkpointing", "mixed")["outs"] == played(family, "native", "mixed")["outs"]
+    """A prompt before a window, as may be, or behind all, where vLLM puts it. The script compares the prompt."""
+    assert played(family, "checkpointing", kind)["outs"] == played(family, "native", kind)["outs"]
 
 
 def test_where_vllm_takes_its_fused_kernel_ours_go_there_with_the_norm_behind(played: Played) -> None:

@@ -43,6 +43,21 @@ def packed_windows(metadata: Any) -> Packed:
     )
 
 
+def windows_of(metadata: Any) -> slice | Tensor:
+    """Which rows are windows. vLLM sorts them to the front, where they are found without an index."""
+    mask = metadata.spec_sequence_masks_cpu
+    n = int(mask.sum())
+    return slice(n) if bool(mask[:n].all()) else mask.nonzero()[:, 0]
+
+
+def tokens_of(metadata: Any) -> tuple[slice | Tensor, slice | Tensor]:
+    """Where the tokens of windows lie, and all others; in front nothing has to be copied to get at them."""
+    windows, rest = metadata.spec_token_indx, metadata.non_spec_token_indx
+    if isinstance(windows_of(metadata), slice):
+        return slice(len(windows)), slice(len(windows), len(windows) + len(rest))
+    return windows.long(), rest.long()
+
+
 def without_windows(metadata: Any, tokens: int) -> Any:
     """The same metadata, of the other ``tokens`` alone."""
     return replace(
@@ -144,13 +159,7 @@ class PolicyLayer:
 
     def rows(self, metadata: Any, num_requests: int) -> Tensor | slice | None:
         """Which rows of the engine's batch are windows; here by the mask of vLLM's metadata, on the CPU."""
-        mask = metadata.spec_sequence_masks_cpu
-        if mask is None:
-            return None
-        n = int(mask.sum())
-        # vLLM sorts windows to the front, where they are found without an index
-        found: Tensor | slice = slice(n) if bool(mask[:n].all()) else mask.nonzero()[:, 0]
-        return found
+        return None if metadata.spec_sequence_masks_cpu is None else windows_of(metadata)
 
     def split(
         self,
@@ -170,12 +179,13 @@ class PolicyLayer:
         if not metadata.num_prefills:
             out[:n] = ours(packed, *(x[:n] for x in inputs))
             return
-        windows, rest = metadata.spec_token_indx.long(), metadata.non_spec_token_indx.long()
+        windows, rest = tokens_of(metadata)
         out[windows] = ours(packed, *(x[windows] for x in inputs))
-        outs = torch.zeros_like(out[rest])
-        with compat.metadata_replaced(context, self.prefix, without_windows(metadata, len(rest))):
-            theirs(*(x[rest] for x in inputs), outs)
-        out[rest] = outs
+        others = [x[rest] for x in (*inputs, out)]
+        with compat.metadata_replaced(context, self.prefix, without_windows(metadata, len(others[0]))):
+            theirs(*others)
+        if not isinstance(rest, slice):
+            out[rest] = others[-1]
 
     def windows(self, packed: Packed, mixed: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
         """Conv inputs [tokens, D] and gates [tokens, HV, ..] of all windows -> outputs [tokens, HV, V]."""
