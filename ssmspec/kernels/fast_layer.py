@@ -38,13 +38,11 @@ def cut(batch: int) -> Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """A layer's conv, and its inputs in front of the window."""
+    """A layer's conv, and its inputs in front of the window: in rings, or in pages, where they lie in front, in order."""
 
     conv: Conv
     field: Tensor  # [rows, D, inputs]
-    at: Tensor | None = (
-        None  # [slots], a ring's position behind them; None: they lie in front, and stay in order
-    )
+    at: Tensor | None = None  # [slots], a ring's position behind them; None: pages
     pages: Tensor | None = None  # [slots], the row of each; None: its number
 
 
@@ -89,7 +87,7 @@ class FastStep(LayerStep):
 def merges(g: Geometry, settled: Settled, x: Tensor, taps: Tensor) -> bool:
     """Whether the merged kernel serves, and is faster: longer windows are convolved faster by many small programs.
 
-    Inputs that stay in order are moved by the program that reads them, which must be the only one.
+    In pages inputs are moved by the program that reads them, which must be the only one.
     """
     batch, tokens = x.shape[:2]
     return (

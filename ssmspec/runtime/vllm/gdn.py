@@ -98,10 +98,9 @@ class GatedDeltaNet(PolicyLayer, compat.QwenGatedDeltaNetAttention):  # type: ig
     ) -> None:
         """As ``_forward_core``, without prompts; what goes out is normed and gated."""
         packed, n = packed_windows(attn_metadata), attn_metadata.num_actual_tokens
-        tensors = (mixed_qkv[:n], output_gate[:n], a[:n], b[:n], core_attn_out[:n])
-        if not self._merged(len(packed.blocks), *tensors):
-            outs = self.windows(packed, mixed_qkv[:n], a[:n], b[:n])
-            self._rms_norm_gated_cuda(outs, output_gate[:n], core_attn_out[:n])
+        mixed, gate, a, b, out = (t[:n] for t in (mixed_qkv, output_gate, a, b, core_attn_out))
+        if not self._merged(len(packed.blocks), mixed, gate, a, b, out):
+            self._rms_norm_gated_cuda(self.windows(packed, mixed, a, b), gate, out)
 
     def _merged(self, rows: int, mixed: Tensor, gate: Tensor, a: Tensor, b: Tensor, out: Tensor) -> bool:
         """Fast mode's layer, as far as its kernels serve: the conv with the couplings, the norm with the window."""
