@@ -127,5 +127,5 @@ def test_what_cannot_be_loaded_in_pieces_goes_piece_by_piece(fused_on_cpu: None)
 
         outs.append(kind(g, window, run, GatedNorm.of(g), [weights])(0, Step.of([1, 4], [2, 2], 2), inputs))
     assert torch.equal(*outs)
-    assert not hopper_layer._aligned(shifted)
-    assert hopper_layer._aligned(shifted.contiguous(), inputs.z)
+    assert not hopper_layer.aligned(shifted)
+    assert hopper_layer.aligned(shifted.contiguous(), inputs.z)

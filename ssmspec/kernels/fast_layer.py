@@ -14,7 +14,7 @@ from ssmspec.kernels.conv_triton import FEW, SHORT, ConvRing, shape_of
 from ssmspec.kernels.fast_call import Gated
 from ssmspec.kernels.fast_shape import Cursors, Shape
 from ssmspec.kernels.fast_tile import Call
-from ssmspec.kernels.hopper_layer import _aligned
+from ssmspec.kernels.hopper_layer import aligned
 from ssmspec.kernels.layer_step import LayerStep, Projected
 from ssmspec.step import Step
 
@@ -95,7 +95,7 @@ def merges(g: Geometry, settled: Settled, x: Tensor, taps: Tensor) -> bool:
         and (tokens <= (LONGEST if g.arch is Arch.GDN else SHORT) or batch <= FEW)
         and (settled.at is not None or fast.together(g) == g.group)
         and (taps.mT.is_contiguous() or _packed(taps, x.dtype))
-        and _aligned(x, settled.field.mT)
+        and aligned(x, settled.field.mT)
     )
 
 

@@ -40,7 +40,7 @@ class FusedStep(LayerStep):
     def __call__(self, layer: int, step: Step, p: Projected) -> Tensor:
         w, conv = self.weights[layer], self.conv
         taps = w.conv.mT
-        if not (isinstance(conv, ConvRing) and taps.is_contiguous() and _aligned(p.x, conv.field[layer].mT)):
+        if not (isinstance(conv, ConvRing) and taps.is_contiguous() and aligned(p.x, conv.field[layer].mT)):
             return super().__call__(layer, step, p)
         room = torch.empty(p.x.shape, dtype=p.x.dtype, device=p.x.device)
         t = Tokens.unpack(self.g, room, p.a, p.b)
@@ -51,7 +51,7 @@ class FusedStep(LayerStep):
         return self.norm(self.verify(layer, step, tokens), p.z, w.norm, step)
 
 
-def _aligned(*tensors: Tensor) -> bool:
+def aligned(*tensors: Tensor) -> bool:
     """Whether neighbours along the last dimension can be loaded 16 bytes at a time."""
     return all(
         t.stride(-1) == 1
