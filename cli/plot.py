@@ -31,7 +31,7 @@ def check(target: str, cases: Sequence[Case]) -> None:
     if path.is_dir():
         raise UsageError(f"--plot {target} is a folder, and a file is needed")
     if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed: pip install 'ssmspec[plot]'")
+        raise UsageError("--plot needs matplotlib, which is not installed: install ssmspec[plot]")
     files.check(path, "--plot")
 
 

@@ -17,8 +17,8 @@ def _triton(g: Geometry, w: Window) -> Kernels:
         )
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
-            "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts;"
-            " backend=torch needs neither"
+            "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts, which takes many"
+            " minutes for a life; backend=torch needs neither"
         )
     from ssmspec.kernels import triton_backend
 
