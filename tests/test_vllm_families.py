@@ -58,6 +58,7 @@ class Metadata:
     spec_state_indices_tensor: Any = (1, 2)
     spec_token_indx: Tensor = field(default_factory=lambda: torch.tensor([0, 1, 4]))
     non_spec_token_indx: Tensor = field(default_factory=lambda: torch.tensor([2, 3]))
+    spec_sequence_masks_cpu: Tensor = field(default_factory=lambda: torch.tensor([True, False, True]))
 
 
 CONTEXT = SimpleNamespace(attn_metadata=None)
@@ -227,11 +228,25 @@ class Split:
         out.copy_(x + y + 20)
 
 
-def test_windows_and_prompts_of_a_batch_come_back_to_their_tokens(modules: Any) -> None:
-    metadata = Metadata()
+IN_FRONT = {
+    "spec_sequence_masks_cpu": torch.tensor([True, True, False]),
+    "spec_token_indx": torch.tensor([0, 1, 2]),
+    "non_spec_token_indx": torch.tensor([3, 4]),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows", "prompt", "out"),
+    [({}, [0, 1, 4], [2, 3], [10, 12, 24, 26, 18]), (IN_FRONT, [0, 1, 2], [3, 4], [10, 12, 14, 26, 28])],
+)
+def test_windows_and_prompts_of_a_batch_come_back_to_their_tokens(
+    modules: Any, changes: dict[str, Any], windows: list[int], prompt: list[int], out: list[int]
+) -> None:
+    """A prompt between windows; and windows in front, where nothing is copied."""
+    metadata = replace(Metadata(), **changes)
     split = Split(modules, metadata)
-    assert (split.ours, split.theirs) == ([0, 1, 4], [2, 3])
-    assert split.out == [10, 12, 24, 26, 18, 0, 0]
+    assert (split.ours, split.theirs) == (windows, prompt)
+    assert split.out == [*out, 0, 0]
     seen = split.seen["layer"]
     assert (seen.spec_sequence_masks, seen.num_spec_decodes, seen.num_actual_tokens) == (None, 0, 2)
     assert split.seen["other"] == 1
