@@ -80,3 +80,4 @@ def test_pages_whose_keys_several_programs_read_are_not_merged() -> None:
         assert fast_layer.merges(g, fast_layer.Settled(conv=g.conv, field=inputs), x, taps) == merged
         ring = fast_layer.Settled(conv=g.conv, field=inputs, at=torch.zeros(2))
         assert fast_layer.merges(g, ring, x, taps)
+        assert not fast_layer.merges(g, ring, x, taps[:, :2].float().contiguous())  # 8 bytes too, but of two

@@ -101,8 +101,8 @@ def merges(g: Geometry, settled: Settled, x: Tensor, taps: Tensor) -> bool:
 
 def _packed(taps: Tensor, dtype: torch.dtype) -> bool:
     """Whether a channel's are one load of 8 bytes, and of the inputs' type."""
-    size = taps.shape[1] * taps.element_size()
-    return taps.is_contiguous() and taps.dtype == dtype and size == 8 and taps.data_ptr() % 16 == 0
+    four = taps.shape[1] == 4 and taps.element_size() == 2
+    return four and taps.dtype == dtype and taps.is_contiguous() and taps.data_ptr() % 16 == 0
 
 
 def couple(g: Geometry, layer: Layer, x: Tokens, call: Call, at: Cursors, c: Shape) -> None:

@@ -17,7 +17,7 @@ MODELS, RING = "ssmspec.runtime.vllm.models", "ssmspec.runtime.vllm.ring"  # tor
 
 
 def install() -> None:
-    """Wrap the three places that vLLM offers no hook for. Idempotent.
+    """Wrap what vLLM offers no hook for in its front end. Idempotent.
 
     A vLLM that lacks one serves as it is, with a warning; RuntimeError where a policy is asked for, as far as what is
     left lets that be seen.
