@@ -99,6 +99,7 @@ def _timed() -> str:
     return (
         f"{' '.join(table.SPEED.split())}: how many times as fast a whole layer's step is as with vLLM 0.33.0's own"
         f" kernels, more is better: measured on an {measured().device}, with the accepted tokens of docs/benchmarks.md,"
-        f" at the load (B requests x HV heads of a GPU) nearest to the row's, where one within {NEAR}x of it was timed; an"
-        " fp16 state as a bf16 one."
+        f" at the load (B requests x HV heads of a GPU) nearest to the row's, where one within {NEAR}x of it was timed,"
+        " at the longest window that was timed and is no longer than the row's, and with the row's ring; an fp16 state"
+        " as a bf16 one."
     )

@@ -3,14 +3,16 @@
 import json
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from ssmspec.acceptance import Acceptance, from_rate
 from ssmspec.geometry import Arch, DType, Mode, Window
+from ssmspec.kernels import choices
 from ssmspec.layout import POLICY_NAMES
-from ssmspec.measure import environment, speeds
+from ssmspec.measure import environment, rings, speeds
 from ssmspec.measure.advice import advise
 from ssmspec.measure.capacity import Settings
 from ssmspec.measure.curves import extended, over_drafts
@@ -22,6 +24,8 @@ from ssmspec.measure.sweep import Case, Part, Row, life_of, run
 from ssmspec.presets import PRESETS
 
 PACKAGED = speeds.measured
+H200 = PACKAGED().device
+STATES = (DType.FP32, DType.BF16, DType.FP16, DType.NVFP4)
 BYTES, BOTH = (Part.TRAFFIC,), (Part.TRAFFIC, Part.CAPACITY)
 
 
@@ -45,7 +49,7 @@ def rows(
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, times: dict[tuple[str, Mode], float]) -> None:
-    """GDN with a bf16 state at T=4, L=9, for one request with 32 heads, as if it had been timed so."""
+    """GDN with a bf16 state at T=4, L=16, for one request with 32 heads, as if it had been timed so."""
     shape = {"arch": Arch.GDN, "head_k": 128, "head_v": 128, "heads": 32, "batch": 1, "window": 4}
     found = tuple(
         speeds.Speed(
@@ -54,7 +58,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, times: dict[tuple[str, Mode], float
             policy=p,
             mode=m,
             times=t,
-            ring=9 if p == "checkpointing" else None,
+            ring=16 if p == "checkpointing" else None,
         )  # type: ignore[arg-type]
         for (p, m), t in times.items()
     )
@@ -120,7 +124,7 @@ def test_the_fastest_policy_is_taken_where_layers_like_these_were_timed(
     assert exact.endswith("B=1 HV=32 K=3), 0.46x of native's ")
     assert fast.startswith(
         "Take checkpointing in fast mode: 2.50x of the speed of vLLM's own kernels"
-        " (some GPU, B=1 HV=32 K=3 L=9), 0.3"
+        " (some GPU, B=1 HV=32 K=3 L=16), 0.3"
     )
     assert advise(rows(case()))[0].startswith("Take checkpointing: 0.2"), "no fp32 was timed"
     measure(monkeypatch, dict.fromkeys(timed, 1.04))
@@ -178,7 +182,7 @@ def timed(
 
 
 def put(monkeypatch: pytest.MonkeyPatch, *found: speeds.Speed) -> None:
-    table = speeds.Measured(device="some GPU", batch=256, speeds=found)
+    table = speeds.Measured(device=H200, batch=256, speeds=found)
     monkeypatch.setattr(speeds, "measured", lambda: table)
 
 
@@ -208,12 +212,12 @@ def test_a_speed_is_of_a_load_within_a_factor_of_two(
 
 
 def test_a_row_and_its_speed_are_of_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fastest of those that were timed, where none was asked for; else the one that was, or no speed."""
-    put(monkeypatch, timed(1, 1.4, ring=16), timed(1, 1.6, ring=8), timed(1, 1.2))
+    """The tuned table's, 8 at K=3, where none was asked for; else the one that was; and its speed, or none."""
+    put(monkeypatch, timed(1, 1.7, ring=16), timed(1, 1.6, ring=8), timed(1, 1.2))
     own = by_policy(case())["checkpointing"]
     assert own.speed is not None
     assert (own.speed.times, own.speed.ring, own.window.limit, own.labels()["ring"]) == (1.6, 8, 8, 8)
-    for ring, times in ((16, 1.4), (8, 1.6), (12, None)):
+    for ring, times in ((16, 1.7), (8, 1.6), (12, None)):
         asked = replace(case(), window=Window(max_len=4, ring_len=ring), ring_asked=True)
         row = by_policy(asked)["checkpointing"]
         assert (row.speed.times if row.speed else None) == times
@@ -223,22 +227,36 @@ def test_a_row_and_its_speed_are_of_one_ring(monkeypatch: pytest.MonkeyPatch) ->
     data = json.loads(report(*rows(case())).json())["rows"]
     assert [row["ring"] for row in data] == [None, None, None, 8]
     names = ("device", "times", "batch", "heads", "window", "ring")
-    assert data[3]["speed"] == dict(zip(names, ("some GPU", 1.6, 1, 32, 4, 8), strict=True))
+    assert data[3]["speed"] == dict(zip(names, (H200, 1.6, 1, 32, 4, 8), strict=True))
 
 
 def test_a_curve_goes_through_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    put(monkeypatch, timed(1, 1.4, ring=16), timed(1, 1.6, ring=8))
+    put(monkeypatch)
     row, curve = by_policy(case())["checkpointing"], over_drafts(case(), ["checkpointing"])[0]
     assert row.window.limit == 8
     assert row.traffic is not None
     assert curve.points[3].vs_native == pytest.approx(row.traffic.vs_native, rel=0.01)
 
 
-def test_a_ring_that_cannot_hold_the_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """K=5 goes by what was timed at K=3, and L=4 holds no window of six tokens."""
-    put(monkeypatch, timed(1, 1.9, ring=4), timed(1, 1.5, ring=16), timed(1, 3.0, ring=8, window=8))
+def test_a_window_that_was_not_timed_has_the_default_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K=5 has the speed of K=3 with the same ring, and says so; not K=3's ring, which six tokens flush at every step."""
+    put(monkeypatch, timed(1, 1.9, ring=8), timed(1, 1.5, ring=16), timed(1, 3.0, ring=8, window=8))
     row = by_policy(case(drafts=5))["checkpointing"]
-    assert (row.window.limit, row.speed.times if row.speed else None) == (16, 1.5)
+    assert row.speed is not None
+    assert (row.window.limit, row.speed.times, row.speed.cell) == (16, 1.5, "B=1 HV=32 K=3 L=16")
+
+
+def test_a_ring_that_nobody_asked_for_is_that_of_bench_and_the_plugin() -> None:
+    """One table for all: kernels.choices reads it with torch, compare without."""
+    table = choices.committed()[H200]
+    seen = set()
+    for preset, state, mode, t in product(PRESETS, STATES, Mode, range(1, 17)):
+        g = replace(PRESETS[preset].geometry, state_dtype=state)
+        w = Window(max_len=t, mode=mode)
+        assert rings.tuned(H200, g, w) == table.ring(g, w), (preset, state, mode, t)
+        seen.add(table.ring(g, w))
+    assert seen >= {None, 4, 8, 16, 32}
+    assert rings.tuned("no such GPU", PRESETS["qwen3.5-4b"].geometry, Window(max_len=4)) is None
 
 
 def test_the_packages_speeds_are_of_the_benchmarks() -> None:

@@ -56,13 +56,13 @@ class Measured:
     batch: int  # the largest there is
     speeds: tuple[Speed, ...]
 
-    def of(self, policy: str, g: Geometry, w: Window, batch: int, ring: int | None = None) -> Speed | None:
+    def of(self, policy: str, g: Geometry, w: Window, batch: int) -> Speed | None:
         """Of ``batch`` requests of a rank's layer: what was timed nearest in load (batch x value heads), within NEAR of
         it, at the longest measured window that is no longer, the same for all policies; one token is apart, since
-        standard decode has kernels of its own. A 16-bit state is a bf16 one.
+        standard decode has kernels of its own. A 16-bit state is a bf16 one, and checkpointing's ring is the window's.
 
-        ``ring``: of that ring alone; else of the fastest that holds the window. None where no such layer was timed:
-        other heads, formats or loads, windows beyond the measured ones, or a policy that was not in that run.
+        None where no such layer was timed: other heads, formats, rings or loads, windows beyond the measured ones, or
+        a policy that was not in that run.
         """
         if (
             g.read_dtype is not None
@@ -79,11 +79,8 @@ class Measured:
         window = max((n for n in windows if n <= w.max_len), default=0)
         if w.max_len > max(windows, default=0):
             return None
-        found = [row for row in rows if (row.window, row.policy) == (window, policy)]
-        held = [
-            row for row in found if row.ring is None or (row.ring >= w.max_len and ring in (None, row.ring))
-        ]
-        return max(held, key=lambda row: row.times, default=None)
+        found = (row for row in rows if (row.window, row.policy) == (window, policy))
+        return next((row for row in found if row.ring in (None, w.limit)), None)
 
     def dumped(self) -> str:
         """As the file holds it: JSON, a row a line."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmspec.acceptance import Acceptance
 from ssmspec.geometry import Geometry, Mode, Window
-from ssmspec.measure import capacity, speeds, traffic
+from ssmspec.measure import capacity, rings, speeds, traffic
 from ssmspec.measure.capacity import CapacityResult, Reuse, Settings
 from ssmspec.measure.expected import Expected, expected
 from ssmspec.measure.planner import CacheMode
@@ -38,9 +38,7 @@ class Case:
     acceptance: Acceptance
     settings: Settings
     batch: int
-    ring_asked: bool = (
-        False  # else a checkpointing row has the ring that was timed as the fastest, if one was
-    )
+    ring_asked: bool = False  # else a checkpointing row has the ring of `with_ring`
 
     def labels(self) -> dict[str, str | int]:
         """What tells one combination from another, by name."""
@@ -100,7 +98,10 @@ class Row:
     @property
     def speed(self) -> Speed | None:
         """Of a whole layer beside vLLM's own kernels, where a layer and a load like these were timed, with this ring."""
-        return None if self.mode is None else _timed(self.case, self.policy, self.window, self.window.limit)
+        if self.mode is None:
+            return None
+        rank = self.case.model.geometry.shard(self.case.settings.tp)
+        return speeds.measured().of(self.policy, rank, self.window, self.case.batch)
 
     @property
     def ok(self) -> bool:
@@ -120,16 +121,10 @@ class Row:
 
 
 def with_ring(case: Case, policy: str, w: Window) -> Window:
-    """With the ring that was timed as the fastest, where none was asked for: what `bench` and the plugin take as well."""
+    """With the ring that `bench` and the plugin take on the GPU whose speeds are known, where none was asked for."""
     if policy != "checkpointing" or case.ring_asked:
         return w
-    speed = _timed(case, policy, w, None)
-    return w if speed is None else replace(w, ring_len=speed.ring)
-
-
-def _timed(case: Case, policy: str, w: Window, ring: int | None) -> Speed | None:
-    rank = case.model.geometry.shard(case.settings.tp)
-    return speeds.measured().of(policy, rank, w, case.batch, ring)
+    return replace(w, ring_len=rings.tuned(speeds.measured().device, case.model.geometry, w) or w.ring_len)
 
 
 def run(
