@@ -333,8 +333,39 @@ def test_a_sweep_says_which_policy_where(monkeypatch: pytest.MonkeyPatch) -> Non
     told = advise(rows(case(), case(state=DType.BF16)))
     assert told[0].startswith("Take checkpointing at fp32 (0.2")
     assert told[0].endswith(
-        "every-step at bf16 (1.50x); times the speed of vLLM's own kernels on an some GPU."
+        "every-step at bf16 (1.50x); times the speed of vLLM's own kernels on an some GPU"
+        "; in 1 of 2 combinations checkpointing moves fewer bytes and was not timed."
     )
+
+
+def test_a_sweep_is_told_by_the_rows_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 at K=3 from the table, 32 at K=15, which holds two windows; of a policy without a ring neither."""
+    put(monkeypatch)
+    told = advise(rows(case(drafts=3), case(drafts=15)))[0]
+    assert told.startswith("Take checkpointing at K=3 L=8 (0.3")
+    assert "K=15 L=32 (0.1" in told
+    told = advise(rows(case(drafts=3), case(drafts=15), policies=("native", "every-step")))[0]
+    assert told.startswith("Take every-step at K=3 (0.4")
+    assert "K=15 (0.1" in told
+
+
+def test_what_moves_less_and_was_not_timed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """every-step moves 2S at K=3; checkpointing with a ring of 20 (1 + 1/6)S, and only its rings of 8 were timed."""
+    put(monkeypatch, timed(1, 2.24), timed(1, 2.74, ring=8), timed(1, 1.02, window=2))
+    asked = replace(case(), window=Window(max_len=4, ring_len=20), ring_asked=True)
+    told = advise(rows(asked))[0]
+    assert told.startswith("Take every-step: 2.24x of the speed")
+    assert told.endswith(
+        "of native's bytes; checkpointing (L=20) moves fewer bytes, 0.28x, and was not timed like this."
+    )
+    assert "not timed" not in advise(rows(case()))[0], (
+        "checkpointing was, with the ring that it has by itself"
+    )
+    told = advise(rows(asked, replace(asked, batch=2), case(state=DType.BF16)))[0]
+    assert told.endswith("; in 2 of 3 combinations checkpointing moves fewer bytes and was not timed.")
+    told = advise(rows(case(drafts=1), policies=("native", "every-step", "checkpointing")))[0]
+    assert told.startswith("Stay with native: the fastest that was timed, every-step, has 1.02x of the speed")
+    assert "; checkpointing (L=8) moves fewer bytes, 0.4" in told
 
 
 def test_a_long_sweep_says_where_the_seldom_one_is_taken() -> None:

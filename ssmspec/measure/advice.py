@@ -52,32 +52,39 @@ def _take_in(rows: Sequence[Row], mode: str) -> str:
         groups.setdefault(id(row.case), []).append(row)
     best = [_best(group) for group in groups.values()]
     taken = [row for row in best if row is not None]
+    untried = _untried([*groups.values()])
     if not taken:
-        return f"Stay with native{mode}: {_short(rows)}."
+        return f"Stay with native{mode}: {_short(rows)}{untried}."
     verb = "Take" if taken[0].traffic else "Most requests fit with"
     if len(best) > 1:
-        labels = [group[0].case.labels() for group in groups.values()]
-        return f"{verb}{mode} {_where(labels, best)}{_beside(taken, len(best) <= LISTED)}."
-    return f"{verb} {taken[0].policy}{mode}{_gains(taken[0])}{_requests(rows, taken[0])}."
+        labels = [_labels(row or group[0]) for row, group in zip(best, groups.values(), strict=True)]
+        return f"{verb}{mode} {_where(labels, best)}{_beside(taken, len(best) <= LISTED)}{untried}."
+    return f"{verb} {taken[0].policy}{mode}{_gains(taken[0])}{_requests(rows, taken[0])}{untried}."
+
+
+def _labels(row: Row) -> dict[str, str | int]:
+    return {name: value for name, value in row.labels().items() if name != "ring" or row.has_ring}
 
 
 def _where(labels: Sequence[Mapping[str, str | int]], best: Sequence[Row | None]) -> str:
     """What is best in each combination, by what tells it from the others; of many, how often, and where it is seldom."""
-    varied = [name for name in labels[0] if len({one[name] for one in labels}) > 1]
+    names = dict.fromkeys(name for one in labels for name in one)
+    varied = [name for name in names if len({one[name] for one in labels if name in one}) > 1]
     places: dict[str, list[str]] = {}
     for one, row in zip(labels, best, strict=True):
-        words = (LETTERS.get(label, "{}").format(SHORT.get(str(one[label]), one[label])) for label in varied)
+        told = ((name, SHORT.get(str(one[name]), one[name])) for name in varied if name in one)
+        words = (LETTERS.get(name, "{}").format(value) for name, value in told)
         gain = f" ({_gain(row)})" if row and len(best) <= LISTED else ""
         places.setdefault(row.policy if row else "native", []).append(" ".join(words) + gain)
-    told = []
+    parts = []
     for policy, found in sorted(places.items(), key=lambda item: -len(item[1])):
         listed = ", ".join(found)
         if len(best) <= LISTED:
-            told.append(f"{policy} at {listed}")
+            parts.append(f"{policy} at {listed}")
         else:
             where = f" ({listed})" if len(found) <= LISTED else ""
-            told.append(f"{policy} in {len(found)} of {len(best)} combinations{where}")
-    return "; ".join(told)
+            parts.append(f"{policy} in {len(found)} of {len(best)} combinations{where}")
+    return "; ".join(parts)
 
 
 def _gain(row: Row) -> str:
@@ -119,6 +126,29 @@ def _best(rows: Sequence[Row]) -> Row | None:
         return fastest if _times(fastest) >= 1 + MARGIN else None
     best = min(others, key=_vs_native)
     return None if _vs_native(best) > 1 - MARGIN else best
+
+
+def _untried(groups: Sequence[Sequence[Row]]) -> str:
+    """Which policies move fewer bytes than the fastest that was timed, and were not timed themselves."""
+    found = [row for row in map(_lighter, groups) if row is not None]
+    if not found:
+        return ""
+    if len(groups) > 1:
+        names = " or ".join(dict.fromkeys(row.policy for row in found))
+        return f"; in {len(found)} of {len(groups)} combinations {names} moves fewer bytes and was not timed"
+    (row,) = found
+    ring = f" (L={row.window.limit})" if row.policy == "checkpointing" else ""
+    return f"; {row.policy}{ring} moves fewer bytes, {_vs_native(row):.2f}x, and was not timed like this"
+
+
+def _lighter(group: Sequence[Row]) -> Row | None:
+    others = [row for row in group if row.policy != "native" and row.traffic is not None]
+    timed = [row for row in others if row.speed]
+    untimed = [row for row in others if not row.speed]
+    if not timed or not untimed:
+        return None
+    least, fastest = min(untimed, key=_vs_native), max(timed, key=_times)
+    return least if _vs_native(least) < (1 - MARGIN) * _vs_native(fastest) else None
 
 
 def _times(row: Row) -> float:
