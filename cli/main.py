@@ -1,5 +1,6 @@
 """The command line: `ssmspec`. Registers the commands, and turns what goes wrong into a sentence and an exit code."""
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -13,6 +14,7 @@ from . import bench, compare, doctor, helped, play, presets, serve_check, soak, 
 from .console import complain
 from .errors import sentence
 
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 COULD_NOT_RUN, INTERRUPTED, NO_READER = 2, 130, 141  # 1: something is not as expected; 141: 128 + SIGPIPE
 
 
@@ -35,7 +37,8 @@ class Sentences(helped.Group):
 
 app = typer.Typer(
     cls=Sentences,
-    help="Speculative decoding on hybrid models: what each way to undo rejected drafts costs, and whether it changes the output.",
+    help="Speculative decoding on hybrid models: what each way to undo rejected drafts costs, and whether it changes"
+    " the output.",
     context_settings=helped.NAMES,
     add_completion=False,
     no_args_is_help=True,
@@ -71,18 +74,26 @@ for name, command, example in (
 
 
 def run() -> None:
-    """The entry point. Output that cannot be written is a sentence; a reader that left, as behind `| head`, is told nothing."""
+    """The entry point. Output that cannot be written is a sentence; a reader that left, as behind `| head`, is told
+    nothing."""
     try:
-        app()
+        app(prog_name="ssmspec")
     except OSError as error:
         with suppress(OSError):
-            complain(f"{error.filename or 'the output'}: {error.strerror}")
+            complain(_told(error))
         _end(COULD_NOT_RUN)
     except SystemExit as end:
         # Typer and rich exit 1 where the pipe is broken, which here says that a promise is.
         if isinstance(end.__context__, BrokenPipeError):
             _end(NO_READER)
         raise
+
+
+def _told(error: OSError) -> str:
+    """About the file, or about the output where its writing is what fails like this."""
+    if error.filename is None and error.errno not in UNWRITTEN:
+        return " ".join(str(error).split())
+    return f"{error.filename or 'the output'}: {error.strerror}"
 
 
 def _end(code: int) -> None:

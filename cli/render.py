@@ -100,10 +100,10 @@ def _fit(row: Row) -> Cells:
 
 
 def _capacity(row: Row) -> Cells:
-    c = row.capacity
-    assert c is not None
-    parts = ("checkpoint", "snapshots", "records", "conv", "kv", "padding")
-    cells = {name.replace("kv", "KV"): _mib(getattr(c.parts, name)) for name in parts} | _fit(row)
+    c, titles = row.capacity, ("checkpoint", "snapshots", "records", "conv", "KV", "padding")
+    if c is None:
+        return dict.fromkeys(titles, "") | _fit(row) | dict.fromkeys(("limit", "block"), "")
+    cells = {title: _mib(getattr(c.parts, title.lower())) for title in titles} | _fit(row)
     cells |= {"limit": c.limit, "block": f"{c.plan.block_tokens:,}"}
     return cells | ({"reused": f"{row.reuse.tokens:,}"} if row.reuse else {})
 

@@ -39,7 +39,8 @@ def tune(
     """Measure which launch of each kernel and which ring length is the fastest on this GPU.
 
     Every candidate is checked against native before it is timed: exact mode's bits, fast mode's outputs. Times are of
-    CUDA graphs over whole flush cycles. The kernels read the table of their GPU from ssmspec/kernels/tuned/, and never measure by themselves.
+    CUDA graphs over whole flush cycles. The kernels read the table of their GPU from ssmspec/kernels/tuned/, and never
+    measure by themselves.
     """
     import torch
 

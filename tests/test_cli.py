@@ -286,6 +286,13 @@ def test_a_model_that_does_not_fit_still_has_bits_and_bytes() -> None:
     assert (alone.exit_code, alone.stdout) == (2, "")
     assert "needs --tp=4 or more" in alone.stderr
     assert run("compare", "capacity", *args[:2], "--tp", "4").exit_code == 0
+    some = run("compare", "capacity", *args[:2], "--tp", "1,4")
+    assert (some.exit_code, some.stderr) == (0, "")
+    fits = [line.split() for line in some.stdout.splitlines() if line.startswith("recover")]
+    assert [("none" in words, words[1]) for words in fits][:2] == [(True, "1"), (False, "4")]
+    assert "it needs --tp=4 or more (the smallest legal)." in " ".join(some.stdout.split())
+    rows = result("compare", "capacity", *args[:2], "--tp", "1,4")["rows"]
+    assert [row["capacity"]["requests"] > 0 for row in rows] == [False] * 4 + [True] * 4
 
 
 def test_a_sweep_has_rows_for_every_combination() -> None:

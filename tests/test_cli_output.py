@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ssmspec_cli import main
 
 FULL = Path("/dev/full")
 COMMANDS = ["compare traffic", "compare traffic --json", "presets", "--help", "compare --help"]
@@ -31,6 +32,44 @@ def test_a_reader_that_left_is_told_nothing_and_exit_is_128_and_sigpipe(text: st
     process.stdout.close()
     said = process.stderr.read()
     assert (process.wait(), said) == (128 + 13, "")
+
+
+BROKEN = {
+    "a library": (
+        OSError("libcudart.so.13: cannot open shared object file"),
+        "libcudart.so.13: cannot open shared",
+    ),
+    "a file": (
+        FileNotFoundError(2, "No such file or directory", "there"),
+        "there: No such file or directory",
+    ),
+    "another call": (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
+    "a full disk": (OSError(28, "No space left on device"), "the output: No space left on device"),
+}
+
+
+@pytest.mark.parametrize(("error", "said"), BROKEN.values(), ids=BROKEN)
+def test_only_what_hinders_writing_is_said_of_the_output(
+    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(prog_name: str) -> None:
+        raise error
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "_end", end)
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"Error: {said}")
+
+
+@pytest.mark.parametrize("module", START.values(), ids=START)
+def test_usage_has_one_name(module: str) -> None:
+    found = subprocess.run(command("compare -h", module), capture_output=True, text=True)
+    assert found.stdout.split()[:3] == ["Usage:", "ssmspec", "compare"]
 
 
 @pytest.mark.parametrize("module", START.values(), ids=START)

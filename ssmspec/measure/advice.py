@@ -24,8 +24,8 @@ def advise(rows: Sequence[Row]) -> list[str]:
     if first.traffic is not None:
         curves = over_drafts(first.case, list(dict.fromkeys(row.policy for row in others)))
         lines += [_take(rows), _pays(curves, first), _loses(curves)]
-    elif first.capacity is not None:
-        lines += [_take(rows)]
+    elif held := [row for row in rows if row.capacity is not None]:
+        lines += [_take(held)]
     if first.exact is not None:
         lines += [_bits(others)]
     return [line for line in lines if line]

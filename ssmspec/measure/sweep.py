@@ -145,6 +145,8 @@ def run(
         for row in _blank(case, policies, modes):
             ring = None if wanted == {Part.EXACT} else with_ring(case, row.policy, row.window).ring_len
             rows.append(_counted(replace(row, ring=ring), wanted, moved))
+    if wanted == {Part.CAPACITY} and all(row.unfit for row in rows):
+        raise capacity.DoesNotFit(rows[0].unfit)
     return _played(rows, modes, seed, backend, progress) if Part.EXACT in wanted else rows
 
 
@@ -172,8 +174,6 @@ def _counted(row: Row, parts: set[Part], moved: Callable[..., Traffic]) -> Row:
         try:
             row = replace(row, capacity=capacity.of(row.policy, model, row.window, case.settings))
         except capacity.DoesNotFit as error:
-            if parts == {Part.CAPACITY}:
-                raise
             return replace(row, unfit=str(error))
         if case.settings.cache_mode is CacheMode.ALIGN:
             found = capacity.reuse(row.policy, model, row.window, case.settings, case.settings.context)
