@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmspec.layout import POLICY_NAMES
-from ssmspec.measure.curves import DRAFTS, Curve, default_ring, over_drafts
+from ssmspec.measure.curves import DRAFTS, Curve, over_drafts
 from ssmspec.measure.sweep import Case
 
 from . import files
@@ -67,7 +67,7 @@ def _rows(cases: Sequence[Case]) -> dict[str, Case]:
     """The first combination of each kind, by what tells it from the others."""
     labels = []
     for case in cases:
-        ring = "default" if default_ring(case) else case.window.limit
+        ring = case.window.limit if case.ring_asked else "default"
         labels.append({k: v for k, v in case.labels().items() if k not in CONSTANT} | {"ring": ring})
     varied = [name for name in labels[0] if len({label[name] for label in labels}) > 1]
     found: dict[str, Case] = {}

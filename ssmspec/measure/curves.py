@@ -10,7 +10,7 @@ from ssmspec.measure import traffic
 from ssmspec.measure.sweep import Case, with_ring
 from ssmspec.measure.traffic import Traffic
 
-MARGIN = 0.05  # a saving below it does not show in measured times
+MARGIN = 0.05  # a difference below it does not show in measured times
 DRAFTS = tuple(range(8))
 STEPS = 2000  # of a simulated ring: within 0.2 % of 10,000
 
@@ -24,13 +24,13 @@ class Curve:
 
     @property
     def loses(self) -> dict[int, float]:
-        """Bytes over native's, by K, where less than the margin is saved."""
-        return {k: t.vs_native for k, t in self.points.items() if t.vs_native > 1 - MARGIN}
+        """Bytes over native's, by K, where they are more by the margin."""
+        return {k: t.vs_native for k, t in self.points.items() if t.vs_native > 1 + MARGIN}
 
     @property
     def pays_from(self) -> int | None:
         """The least K from which on every longer window saves more than the margin."""
-        last = max(self.loses, default=-1)
+        last = max((k for k, t in self.points.items() if t.vs_native > 1 - MARGIN), default=-1)
         return min((k for k in self.points if k > last), default=None)
 
 
@@ -43,24 +43,19 @@ def extended(a: Acceptance, drafts: int) -> Acceptance:
     return Acceptance(per_position=tuple(known[1:]))
 
 
-def default_ring(case: Case) -> bool:
-    """Whether the ring is the one that a window of this length gets where none is asked for."""
-    return Window(max_len=case.window.max_len).limit == case.window.limit
-
-
 def over_drafts(
     case: Case, policies: Sequence[str] = POLICY_NAMES, drafts: Sequence[int] = DRAFTS
 ) -> list[Curve]:
     """Each policy at each K whose window the ring holds; a ring that was not asked for follows the window."""
-    g, ring, default = case.model.geometry.shard(case.settings.tp), case.window.limit, default_ring(case)
-    most = MAX_RING // 3 if default else min(ring, MAX_RING - ring)  # a default ring is 2T
-    windows = [Window(max_len=k + 1, ring_len=None if default else ring) for k in drafts if k < most]
+    g, ring = case.model.geometry.shard(case.settings.tp), case.window.limit
+    most = min(ring, MAX_RING - ring) if case.ring_asked else MAX_RING // 3  # a default ring is 2T
+    windows = [Window(max_len=k + 1, ring_len=ring if case.ring_asked else None) for k in drafts if k < most]
     found = []
     for policy in policies:
         shape = replace(g, read_dtype=None) if policy == "native" else g
         points = {
             w.max_len - 1: traffic.of(policy, shape, w, extended(case.acceptance, w.max_len - 1), steps=STEPS)
-            for w in (with_ring(case, policy, w) if default else w for w in windows)
+            for w in (with_ring(case, policy, w) for w in windows)
         }
         found.append(Curve(policy=policy, points=points))
     return found

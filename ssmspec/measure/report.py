@@ -133,6 +133,7 @@ def row_data(row: Row) -> dict[str, Any]:
     found["expected"] = asdict(row.expected) | {"equal": row.expected.equal}
     if row.exact is not None:
         found["exact"] = exact_data(row.exact) | {
+            "ring": row.case.window.limit if row.has_ring else None,  # a life is one for all policies
             "error": row.exact.error.relative,
             "native_error": row.exact.native_error.relative,
         }
