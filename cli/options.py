@@ -42,7 +42,8 @@ class Options:
     ring: str | None = _list(
         None,
         MODEL,
-        "Records before a flush is due, L. Default what an H200 was tuned to, else 16, or 2T where T > 8.",
+        "Records before a flush is due, L. Default what was tuned (bench: on this GPU, compare: on an H200),"
+        " else 16, or 2T where T > 8.",
     )
     state_dtype: str | None = _list(
         None,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from ssmspec.geometry import Mode
 from ssmspec.measure.report import Report
 from ssmspec.measure.sweep import Case
 
@@ -36,7 +37,9 @@ def deliver(report: Report, o: Options) -> None:
         texts = {"json": report.json(), "csv": report.csv(), "md": render.markdown(report)}
         files.write_folder(Path(o.out), {f"result.{form}": text for form, text in texts.items()}, "-o")
     if o.plot is not None:
-        plot.write(o.plot, [row.case for row in report.rows], [row.policy for row in report.rows])
+        rows = report.rows
+        mode = next((row.mode for row in rows if row.mode), Mode.EXACT)
+        plot.write(o.plot, [row.case for row in rows], [row.policy for row in rows], mode)
     if o.json:
         typer.echo(report.json(), nl=False)
     elif o.csv:

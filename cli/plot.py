@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ssmspec.geometry import Mode
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure.curves import DRAFTS, Curve, over_drafts
 from ssmspec.measure.sweep import Case
@@ -35,7 +36,7 @@ def check(target: str, cases: Sequence[Case]) -> None:
     files.check(path, "--plot")
 
 
-def write(target: str, cases: Sequence[Case], policies: Sequence[str]) -> None:
+def write(target: str, cases: Sequence[Case], policies: Sequence[str], mode: Mode) -> None:
     """Draw a row of panels for each combination that has a curve of its own, and move the picture into place."""
     from matplotlib.figure import Figure
 
@@ -49,7 +50,7 @@ def write(target: str, cases: Sequence[Case], policies: Sequence[str]) -> None:
     axes = figure.subplots(len(rows), len(names), sharey="row", squeeze=False)
     drafts = sorted({*DRAFTS, *(case.window.max_len - 1 for case in cases)})
     for line, (title, case) in zip(axes, rows.items(), strict=True):
-        for axis, curve in zip(line, over_drafts(case, names, drafts), strict=True):
+        for axis, curve in zip(line, over_drafts(case, names, drafts, mode), strict=True):
             _panel(axis, curve, case.batch)
         line[0].set_ylabel(f"{title}\nMB per step" if title else "MB per step")
     for axis, name in zip(axes[0], names, strict=True):

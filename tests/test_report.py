@@ -236,6 +236,11 @@ def test_a_curve_goes_through_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.window.limit == 8
     assert row.traffic is not None
     assert curve.points[3].vs_native == pytest.approx(row.traffic.vs_native, rel=0.01)
+    *_, fast = run([case(drafts=0)], POLICY_NAMES, [Mode.FAST], BYTES)
+    assert fast.window.limit == 16
+    assert fast.traffic is not None
+    point = over_drafts(fast.case, ["checkpointing"], mode=Mode.FAST)[0].points[0]
+    assert point.vs_native == pytest.approx(fast.traffic.vs_native, rel=0.01)
 
 
 def test_a_window_that_was_not_timed_has_the_default_ring(monkeypatch: pytest.MonkeyPatch) -> None:

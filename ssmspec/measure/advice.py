@@ -22,7 +22,8 @@ def advise(rows: Sequence[Row]) -> list[str]:
         return []
     first, lines = others[0], []
     if first.traffic is not None:
-        curves = over_drafts(first.case, list(dict.fromkeys(row.policy for row in others)))
+        policies = list(dict.fromkeys(row.policy for row in others))
+        curves = over_drafts(first.case, policies, mode=first.window.mode)
         lines += [_take(rows), _pays(curves, first), _loses(curves)]
     elif held := [row for row in rows if row.capacity is not None]:
         lines += [_take(held)]

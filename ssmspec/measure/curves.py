@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ssmspec.acceptance import DEFAULT_RATE, Acceptance
-from ssmspec.geometry import MAX_RING, Window
+from ssmspec.geometry import MAX_RING, Mode, Window
 from ssmspec.layout import POLICY_NAMES
 from ssmspec.measure import traffic
 from ssmspec.measure.sweep import Case, with_ring
@@ -44,12 +44,16 @@ def extended(a: Acceptance, drafts: int) -> Acceptance:
 
 
 def over_drafts(
-    case: Case, policies: Sequence[str] = POLICY_NAMES, drafts: Sequence[int] = DRAFTS
+    case: Case,
+    policies: Sequence[str] = POLICY_NAMES,
+    drafts: Sequence[int] = DRAFTS,
+    mode: Mode = Mode.EXACT,
 ) -> list[Curve]:
-    """Each policy at each K whose window the ring holds; a ring that was not asked for follows the window."""
+    """Each policy at each K whose window the ring holds; one that was not asked for follows the window and the mode."""
     g, ring = case.model.geometry.shard(case.settings.tp), case.window.limit
     most = min(ring, MAX_RING - ring) if case.ring_asked else MAX_RING // 3  # a default ring is 2T
-    windows = [Window(max_len=k + 1, ring_len=ring if case.ring_asked else None) for k in drafts if k < most]
+    asked = ring if case.ring_asked else None
+    windows = [Window(max_len=k + 1, ring_len=asked, mode=mode) for k in drafts if k < most]
     found = []
     for policy in policies:
         shape = replace(g, read_dtype=None) if policy == "native" else g
