@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from ssmspec.measure.capacity import weights_of
 from ssmspec.measure.checks import Check
 from ssmspec.measure.report import Played, Report
 from ssmspec.measure.sweep import Row
@@ -120,9 +121,9 @@ def cells(report: Report) -> list[Cells]:
     body = _headline if whole else _exact if first.exact else _traffic if first.traffic else _capacity
     found = []
     for row in report.rows:
-        labels = {name: "" if name == "ring" and not row.has_ring else v for name, v in row.labels().items()}
+        labels = row.labels()
         keys = {"policy": row.policy} | ({"mode": row.mode or ""} if modes else {})
-        keys |= {TITLES[name]: short(labels[name]) for name in report.varied}
+        keys |= {TITLES[name]: short(labels.get(name, "")) for name in report.varied}
         found.append(keys | body(row) | {"note": row.note})
     return table.squared(found)
 
@@ -173,8 +174,7 @@ def heading(report: Report) -> list[str]:
     ]
     if row.traffic and "draft" not in report.varied:
         same.append(f"{row.case.acceptance.mean:.2f} tokens accepted a step")
-    weights = m.weights_gib if row.case.settings.weights_gib is None else row.case.settings.weights_gib
-    if row.capacity and weights is None:
+    if row.capacity and weights_of(m, row.case.settings) is None:
         same.append("weights unknown, counted as 0")
     layers = f"{g.num_layers} of {m.num_layers} layers recurrent"
     return [f"{m.name}: {g.arch}, {layers}, {shape}", ", ".join(same)]

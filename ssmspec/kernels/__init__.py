@@ -9,6 +9,11 @@ from ssmspec.geometry import Geometry, Window
 from ssmspec.kernels import reference
 from ssmspec.kernels.base import Kernels
 
+NEEDS_GPU = (
+    "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts, which takes many minutes for"
+    " a life; backend=torch needs neither"
+)
+
 
 def _triton(g: Geometry, w: Window) -> Kernels:
     if importlib.util.find_spec("triton") is None:
@@ -16,10 +21,7 @@ def _triton(g: Geometry, w: Window) -> Kernels:
             "backend=triton needs the package triton: install ssmspec[triton], or take backend=torch"
         )
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(
-            "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts, which takes many"
-            " minutes for a life; backend=torch needs neither"
-        )
+        raise ValueError(NEEDS_GPU)
     from ssmspec.kernels import triton_backend
 
     return triton_backend.make(g, w)

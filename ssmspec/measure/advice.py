@@ -58,13 +58,9 @@ def _take_in(rows: Sequence[Row], mode: str) -> str:
         return f"Stay with native{mode}: {_short(rows)}{untried}."
     verb = "Take" if taken[0].traffic else "Most requests fit with"
     if len(best) > 1:
-        labels = [_labels(row or group[0]) for row, group in zip(best, groups.values(), strict=True)]
+        labels = [(row or group[0]).labels() for row, group in zip(best, groups.values(), strict=True)]
         return f"{verb}{mode} {_where(labels, best)}{_beside(taken, len(best) <= LISTED)}{untried}."
     return f"{verb} {taken[0].policy}{mode}{_gains(taken[0])}{_requests(rows, taken[0])}{untried}."
-
-
-def _labels(row: Row) -> dict[str, str | int]:
-    return {name: value for name, value in row.labels().items() if name != "ring" or row.has_ring}
 
 
 def _where(labels: Sequence[Mapping[str, str | int]], best: Sequence[Row | None]) -> str:

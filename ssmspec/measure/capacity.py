@@ -156,9 +156,14 @@ def _legal_tps(model: Model) -> Iterator[int]:
             yield tp
 
 
+def weights_of(model: Model, s: Settings) -> float | None:
+    """GiB of all ranks; None: unknown."""
+    return model.weights_gib if s.weights_gib is None else s.weights_gib
+
+
 def _budget(model: Model, s: Settings) -> tuple[int, tuple[str, ...]]:
     """Bytes left on a rank for caches and records. Raises DoesNotFit."""
-    weights = model.weights_gib if s.weights_gib is None else s.weights_gib
+    weights = weights_of(model, s)
     unknown = (
         (f"weights of {model.name} unknown, counted as 0: pass --weights-gib",) if weights is None else ()
     )

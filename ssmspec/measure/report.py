@@ -45,8 +45,8 @@ class Report:
 
     def values(self, label: str) -> list[str | int]:
         """Of the rows that have it, each once."""
-        rows = (row for row in self.rows if label != "ring" or row.has_ring)
-        return list(dict.fromkeys(row.labels()[label] for row in rows))
+        rows = (row.labels() for row in self.rows)
+        return list(dict.fromkeys(labels[label] for labels in rows if label in labels))
 
     def data(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -125,9 +125,8 @@ class Played:
 
 def row_data(row: Row) -> dict[str, Any]:
     """A row's labels and what was measured of it; bytes of ``traffic`` are of one request, layer and step."""
-    found: dict[str, Any] = {"policy": row.policy, "mode": row.mode, **row.labels()}
-    if not row.has_ring:
-        found["ring"] = None
+    labels = dict.fromkeys(row.case.labels()) | row.labels()
+    found: dict[str, Any] = {"policy": row.policy, "mode": row.mode, **labels}
     found["acceptance"] = row.case.acceptance.per_position
     found["accepted_mean"] = row.case.acceptance.mean
     found["expected"] = asdict(row.expected) | {"equal": row.expected.equal}

@@ -82,8 +82,9 @@ class Row:
         return self.policy == "checkpointing" or self.case.ring_asked
 
     def labels(self) -> dict[str, str | int]:
-        """The case's, with the row's own ring."""
-        return self.case.labels() | {"ring": self.window.limit}
+        """The case's, with the row's own ring, or without one."""
+        found = self.case.labels() | {"ring": self.window.limit}
+        return found if self.has_ring else {name: value for name, value in found.items() if name != "ring"}
 
     @property
     def expected(self) -> Expected:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ssmspec import layout, policies
+from ssmspec import kernels, layout, policies
 from ssmspec.kernels.base import Tokens
 from ssmspec.kernels.conv import ConvWindow
 from ssmspec.pool import StatePool
@@ -102,10 +102,7 @@ def _check(setup: Setup) -> None:
     if setup.device is Device.CUDA and not torch.cuda.is_available():
         why = "device=cuda: PyTorch finds no CUDA device; device=cpu needs none"
         if setup.backend == "triton":
-            why = (
-                "backend=triton needs a CUDA device, or TRITON_INTERPRET=1 set before Python starts, which takes many"
-                " minutes for a life; backend=torch needs neither"
-            )
+            why = kernels.NEEDS_GPU
         raise ValueError(why)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if setup.backend == "triton" and setup.device is Device.CPU and not interpreted:
